@@ -1,0 +1,1 @@
+"""One node: its services, their GPU, and what repairs them."""

@@ -1,0 +1,1 @@
+"""What a GPU driver tells and does."""

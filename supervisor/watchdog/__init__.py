@@ -1,0 +1,1 @@
+"""Looks at every service in rounds and says what is wrong."""
