@@ -1,0 +1,311 @@
+"""Every key of the configuration, with its kind, default and meaning. `loading.load` makes a `Config` from files.
+
+Times are seconds (float). A key that is not here is refused: a misspelt one must not be taken for a default.
+"""
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from election.timing import CLOCK_ERROR, SHORTEST_TTL, Timing, TimingError
+from supervisor.config.accounts import Account, account, group_id
+from supervisor.config.problems import wrong
+from supervisor.config.values import (
+    MAX_SOCKET_PATH,
+    AbsolutePath,
+    CgroupPath,
+    Endpoint,
+    Group,
+    ListenAddress,
+    NodeName,
+    NodeUrl,
+    PositiveSeconds,
+    Seconds,
+    ServiceName,
+    User,
+    Word,
+    as_tuple,
+    host_and_port,
+)
+from supervisor.keeper.protocol import CONTROL_SOCKET
+
+LONGEST_TTL = 86400
+"""Seconds. A longer one is a typing error: nobody wants to wait a day for a take-over."""
+MOST_GPUS = 64
+SET_BY_GPUWARD = ("GPUWARD_NODE", "GPUWARD_SERVICE", "GPUWARD_FENCING_TOKEN")
+"""Environment variables of a service that the configuration cannot set."""
+LIVES_ELSEWHERE = {
+    "docker": "the container would run below dockerd",
+    "podman": "the container would run in a cgroup of its own",
+    "systemctl": "the unit would run below systemd",
+    "systemd-run": "the unit would run below systemd",
+}
+"""Commands whose processes end up outside the service's cgroup, with the reason."""
+
+
+class Section(BaseModel):
+    """A mapping of the configuration: unknown keys refused, no silent conversion, never changed once loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+class EtcdStore(Section):
+    """Where the members of etcd are."""
+
+    endpoints: Annotated[tuple[Endpoint, ...], BeforeValidator(as_tuple), Field(min_length=1)]
+
+    @field_validator("endpoints")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise wrong("each endpoint once", found="one of them twice")
+        return value
+
+
+class LocalStore(Section):
+    """The SQLite file that all supervisors of one machine share."""
+
+    file: AbsolutePath = Path("/var/lib/gpuward/election.db")
+
+
+class Election(Section):
+    """Who may act, and for how long without a refresh."""
+
+    ttl: int = Field(default=90, ge=SHORTEST_TTL, le=LONGEST_TTL)
+    clock_error: float = Field(default=CLOCK_ERROR, ge=0, lt=0.5)
+    store: Literal["etcd", "local"]
+    etcd: EtcdStore | None = None
+    local: LocalStore = LocalStore()
+
+    @field_validator("clock_error")
+    @classmethod
+    def _times_add_up(cls, value: float, info: ValidationInfo) -> float:
+        if "ttl" in info.data:
+            try:
+                Timing(info.data["ttl"], clock_error=value)
+            except TimingError as error:
+                raise wrong("a clock error for which the times add up", hint=str(error)) from None
+        return value
+
+    @field_validator("etcd")
+    @classmethod
+    def _etcd_is_named(cls, value: EtcdStore | None, info: ValidationInfo) -> EtcdStore | None:
+        if value is None and info.data.get("store") == "etcd":
+            raise wrong("etcd: {endpoints: [http://127.0.0.1:2379]}", hint="`store: etcd` needs it")
+        return value
+
+    @property
+    def timing(self) -> Timing:
+        """All times of the election."""
+        return Timing(self.ttl, clock_error=self.clock_error)
+
+
+class Paths(Section):
+    """The folders of this node. Two nodes on one machine need folders of their own."""
+
+    run: AbsolutePath = Path("/run/gpuward")
+    state: AbsolutePath = Path("/var/lib/gpuward")
+    log: AbsolutePath = Path("/var/log/gpuward")
+
+    @field_validator("run")
+    @classmethod
+    def _sockets_fit(cls, value: Path) -> Path:
+        longest = MAX_SOCKET_PATH - len(CONTROL_SOCKET) - 1
+        if len(bytes(value)) > longest:
+            raise wrong(f"a path of at most {longest} bytes", hint="the keeper's socket lies in it, see unix(7)")
+        return value
+
+
+class SimulatedGpu(Section):
+    """GPUs that are files in a folder: for demo, tests and laptops."""
+
+    folder: AbsolutePath = Path("/var/lib/gpuward/simulated-gpu")
+    count: int = Field(default=1, ge=1, le=MOST_GPUS)
+
+
+def _driver(value: Any) -> Any:
+    if value == "nvidia":
+        raise wrong("simulated", hint="this version has only the simulated driver")
+    return value
+
+
+class Gpu(Section):
+    """The GPUs of this node and their lock files."""
+
+    driver: Annotated[Literal["simulated"], BeforeValidator(_driver)]
+    simulated: SimulatedGpu = SimulatedGpu()
+    lock_file: Word | None = None
+    """A template with {index}; None: gpu-{index}.lock in `paths.run`. See `Config.lock_file`."""
+
+    @field_validator("lock_file")
+    @classmethod
+    def _one_file_per_gpu(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
+        if not value.startswith("/") or re.search(r"[{}]", value.replace("{index}", "")):
+            raise wrong("an absolute path with {index} as its only placeholder")
+        several = "simulated" in info.data and info.data["simulated"].count > 1
+        if several and "{index}" not in value:
+            raise wrong("a path with {index}", hint="there is more than one GPU, and each has a lock file of its own")
+        return value
+
+
+class Api(Section):
+    """The HTTP endpoint with the status."""
+
+    listen: ListenAddress = "127.0.0.1:8009"
+
+    @property
+    def host(self) -> str:
+        return host_and_port(self.listen)[0]
+
+    @property
+    def port(self) -> int:
+        return host_and_port(self.listen)[1]
+
+
+class Watchdog(Section):
+    """How often every service is looked at."""
+
+    interval: PositiveSeconds = 60.0
+    confirm: Seconds = 3.0
+    """Between the first sight of a fault and the second look that must see it too."""
+
+    @field_validator("confirm")
+    @classmethod
+    def _within_a_round(cls, value: float, info: ValidationInfo) -> float:
+        if value >= info.data.get("interval", float("inf")):
+            raise wrong("a duration below `interval`", hint="the second look belongs to the same round")
+        return value
+
+
+class Restart(Section):
+    """What follows a failure: at once, then backoff, then degraded."""
+
+    window: PositiveSeconds = 300.0
+    backoff: Annotated[tuple[PositiveSeconds, ...], BeforeValidator(as_tuple), Field(min_length=1)] = (
+        30.0,
+        60.0,
+        120.0,
+    )
+    healthy: PositiveSeconds = 600.0
+
+
+class Service(Section):
+    """A process tree that gpuward starts, watches and repairs."""
+
+    command: Annotated[tuple[Word, ...], BeforeValidator(as_tuple), Field(min_length=1)]
+    env: dict[str, Word] = {}
+    env_file: AbsolutePath | None = None
+    user: User
+    """A name (str) or a uid (int) that this machine knows; see `account`."""
+    cwd: AbsolutePath = Path("/")
+    gpu: int | None = Field(default=None, ge=0)
+    lock: Literal["on-demand", "lifetime"] | None = None
+    gpu_fd: Literal["optional", "required"] | None = None
+    """As written; None: by `lock`. See `needs_gpu_fd`."""
+    start_grace: Seconds = 60.0
+    ready_after: Seconds = 5.0
+    stop_timeout: Seconds = 60.0
+    priority: int = 0
+    restart: Restart = Restart()
+
+    @field_validator("command")
+    @classmethod
+    def _stays_in_its_cgroup(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        program = value[0].rpartition("/")[2]
+        if not program:
+            raise wrong("a program as first word", found="an empty word" if not value[0] else "a folder")
+        if program in LIVES_ELSEWHERE:
+            why = f"{LIVES_ELSEWHERE[program]}, where gpuward can neither watch nor end it; name the program itself"
+            raise wrong("a command whose processes stay in the service's cgroup", found=program, hint=why)
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _names_are_free(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise wrong("names of letters, digits and _", found="another kind of name (not shown)")
+            if name in SET_BY_GPUWARD:
+                raise wrong("other names", found=name, hint="gpuward sets it itself")
+        return value
+
+    @field_validator("gpu")
+    @classmethod
+    def _gpuward_chooses_the_device(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and "CUDA_VISIBLE_DEVICES" in info.data.get("env", {}):
+            raise wrong("no CUDA_VISIBLE_DEVICES in env", hint="gpuward sets it from `gpu`")
+        return value
+
+    @field_validator("lock")
+    @classmethod
+    def _lock_goes_with_gpu(cls, value: str | None, info: ValidationInfo) -> str | None:
+        gpu = info.data.get("gpu", "unknown")
+        if gpu is None and value is not None:
+            raise wrong("no `lock` where no `gpu` is", hint="name the gpu, or leave lock out")
+        if isinstance(gpu, int) and value is None:
+            raise wrong("lock: on-demand or lock: lifetime", hint="it must be chosen where gpu is set")
+        return value
+
+    @field_validator("gpu_fd")
+    @classmethod
+    def _fd_goes_with_gpu(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("gpu", "unknown") is None:
+            raise wrong("no `gpu_fd` where no `gpu` is")
+        return value
+
+    @property
+    def needs_gpu_fd(self) -> bool:
+        """Must the service have the device open? By `gpu_fd`, else exactly where the lock is `lifetime`."""
+        return self.lock == "lifetime" if self.gpu_fd is None else self.gpu_fd == "required"
+
+    @property
+    def account(self) -> Account:
+        """Uid, gid, groups and home of `user`, read from the machine each time."""
+        return account(self.user)
+
+
+def _short_host_name() -> str:
+    return socket.gethostname().partition(".")[0].lower()
+
+
+class Config(Section):
+    """A whole configuration. Its values are valid one by one and together, on this machine."""
+
+    cluster: NodeName
+    node: NodeName = Field(default_factory=_short_host_name)
+    url: NodeUrl | None = None
+    """As written; None: made from `api.listen`. See `status_url`."""
+    election: Election
+    paths: Paths = Paths()
+    group: Group | None = None
+    """A name (str) or a gid (int); see `gid`."""
+    cgroup: CgroupPath = "gpuward"
+    allow_weak_containment: bool = False
+    gpu: Gpu
+    api: Api = Api()
+    watchdog: Watchdog = Watchdog()
+    services: dict[ServiceName, Service] = {}
+
+    @property
+    def status_url(self) -> str:
+        """Where others reach this node's status."""
+        return self.url or f"http://{self.api.listen}"
+
+    @property
+    def gid(self) -> int | None:
+        """The gid of `group`."""
+        return None if self.group is None else group_id(self.group)
+
+    @property
+    def gpu_indexes(self) -> range:
+        return range(self.gpu.simulated.count)
+
+    def lock_file(self, index: int) -> Path:
+        """The lock file of a GPU."""
+        template = self.gpu.lock_file or str(self.paths.run / "gpu-{index}.lock")
+        return Path(template.replace("{index}", str(index)))
