@@ -1,0 +1,55 @@
+"""What a valid configuration can still get wrong: warnings, for people."""
+
+import os
+import shutil
+
+from supervisor.config.schema import Config, Service
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where the programs of services are looked for when neither `env` nor gpuward's own environment has a PATH."""
+
+
+def warnings(config: Config) -> list[str]:
+    """One sentence each, with the consequence. Looks at this machine's files, changes nothing."""
+    found = [f"election.{text}" for text in config.election.timing.warnings()]
+    if config.election.store == "local" and config.election.etcd is not None:
+        found.append("election.etcd: not used with `store: local`")
+    if not config.services:
+        found.append("services: none are declared, so this node has nothing to watch")
+    for name, service in config.services.items():
+        found += [f"services.{name}.{text}" for text in _of_service(service)]
+    return found + _waiting_for_ever(config)
+
+
+def _of_service(service: Service) -> list[str]:
+    found = []
+    if service.account.uid == 0:
+        found.append("user: root: a fault in this service can take the whole machine; name a user of its own")
+    if not _exists(service):
+        found.append(f"command: {service.command[0]!r} is not an executable file here, so it cannot start")
+    if not service.cwd.is_dir():
+        found.append(f"cwd: {service.cwd} is not a folder here, so it cannot start")
+    if service.env_file is not None and not service.env_file.is_file():
+        found.append(f"env_file: {service.env_file} is not a file here, so it cannot start")
+    return found
+
+
+def _exists(service: Service) -> bool:
+    program = service.command[0]
+    if "/" in program:  # execvpe(3): a relative one counts from cwd
+        return shutil.which(str(service.cwd / program)) is not None
+    return shutil.which(program, path=service.env.get("PATH", os.environ.get("PATH", DEFAULT_PATH))) is not None
+
+
+def _waiting_for_ever(config: Config) -> list[str]:
+    found = []
+    for index in config.gpu_indexes:
+        users = [name for name, service in config.services.items() if service.gpu == index]
+        lifetime = [name for name in users if config.services[name].lock == "lifetime"]
+        if len(lifetime) > 1:
+            names = ", ".join(lifetime)
+            found.append(f"gpu {index}: {names} all hold its lock for life, so all but one wait for ever")
+        elif lifetime and len(users) > 1:
+            others = ", ".join(name for name in users if name not in lifetime)
+            found.append(f"gpu {index}: {lifetime[0]} holds its lock for life, so the jobs of {others} are always busy")
+    return found
