@@ -16,8 +16,8 @@ import yaml
 from supervisor.config.problems import Problem, described
 
 TAG = "tag:yaml.org,2002:"
-MAX_BYTES = 1024 * 1024
-"""Of one file. Eight services need 4 KiB."""
+MAX_BYTES = 256 * 1024
+"""Of one file. Eight services need 4 KiB; PyYAML reads some 100 KiB a second."""
 MAX_VALUES = 50_000
 """Values in one file, aliases expanded: some bytes of nested aliases can stand for any number of them."""
 MAX_DEPTH = 40
@@ -70,7 +70,9 @@ def read(path: Path) -> Document:
         if node is None:
             document.wrong(None, (), "an empty file", "a mapping", "examples/gpuward.yml explains every key")
         else:
-            document.data = _Walk(document).value(node, (), 0)
+            walk = _Walk(document)
+            data = walk.value(node, (), 0)
+            document.data = None if walk.overflow else data
     return document
 
 
@@ -175,6 +177,7 @@ class _Walk:
         shadow.left = self.left
         data = shadow.value(node, where, depth + 1)
         self.left = shadow.left
+        self.overflow |= shadow.overflow
         for key, value in (data or {}).items():
             if key not in result:
                 result[key] = value

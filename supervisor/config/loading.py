@@ -189,13 +189,12 @@ def _kind(value: object) -> str:
     return "a text" if isinstance(value, str) else described(value)
 
 
-def _known(where: Where) -> list[str]:
-    """The keys of the section at `where`."""
+def _known(section: Where) -> list[str]:
+    """The keys that the section may have."""
     model: Any = Config
-    for part in where:
-        if hasattr(model, "model_fields"):
-            kind = model.model_fields[part].annotation
-            model = next((arg for arg in get_args(kind) if hasattr(arg, "model_fields")), kind)
+    for part in (section[0], *section[2:]) if section[:1] == ("services",) else section:
+        kind = model.model_fields[part].annotation
+        model = next((arg for arg in get_args(kind) if hasattr(arg, "model_fields")), kind)
     return list(model.model_fields)
 
 
