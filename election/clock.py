@@ -7,6 +7,7 @@ clock is for display only.
 """
 
 import asyncio
+import selectors
 import time
 from typing import Protocol
 
@@ -53,3 +54,69 @@ class _BootTimeLoop(asyncio.SelectorEventLoop):
 def boot_time_loop() -> asyncio.AbstractEventLoop:
     """A loop whose time is the boot-time clock: pass it to `asyncio.Runner(loop_factory=boot_time_loop)`."""
     return _BootTimeLoop()
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Where the loop would sleep, time jumps instead."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.now = start
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None:
+            raise DeadlockError("virtual time stands still: nothing is ready and no timer is set" + _waiting())
+        self.now += timeout
+        return []
+
+
+def _waiting() -> str:
+    loop = asyncio._get_running_loop()
+    tasks = asyncio.all_tasks(loop) if loop else set()
+    return "".join(sorted(f"; {task.get_name()} waits in {task.get_coro()!r}" for task in tasks))
+
+
+class DeadlockError(RuntimeError):
+    """Every task waits for another one: on a real loop the program would hang."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time jumps to the next timer as soon as nothing is ready: hours pass in milliseconds, and the
+    same program takes the same steps every time. Not for I/O or threads: time would not wait for them."""
+
+    def __init__(self, start: float = 1000.0) -> None:
+        """`start`: its first `time()`, in seconds."""
+        self._jumping = _JumpingSelector(start)
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def virtual_loop() -> VirtualLoop:
+    """Pass it to `asyncio.Runner(loop_factory=virtual_loop)`. `DeadlockError` comes out of `run`."""
+    return VirtualLoop()
+
+
+class VirtualClock:
+    """A machine's clock in virtual time: several on one loop can differ, and be set (`offset`, `wall_offset`)."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, offset: float = 0.0, wall_offset: float = 1_800_000_000.0
+    ) -> None:
+        """Offsets in seconds, to the loop's time."""
+        self._loop = loop
+        self.offset = offset
+        self.wall_offset = wall_offset
+
+    def now(self) -> float:
+        return self._loop.time() + self.offset
+
+    def wall(self) -> float:
+        return self._loop.time() + self.wall_offset
+
+    async def sleep_until(self, deadline: float) -> None:
+        await asyncio.sleep(max(0.0, deadline - self.now()))

@@ -1,0 +1,105 @@
+"""The node's memory of its terms, in files.
+
+State folder (survives a reboot):
+    journal.json   {"instances": [...]}  written before a claim is sent (rule 8c); the latest 32
+    floor.json     {"token": n}          the highest fencing token ever seen (rule 6)
+Run folder (gone after a reboot):
+    term.json      {"boot_id", "instance", "token", "lease", "began", "end_begun"}   (rules 11, 15)
+
+A file that cannot be read is set aside under a name of its own and reported; it is never trusted and never fatal.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from election.events import Term
+from election.memory import Remembered
+from election.phases import GONE_KEPT
+from supervisor.files import read_at_most, write_atomically
+
+T = TypeVar("T")
+NONE: tuple[str, ...] = ()
+LARGEST = 64 * 1024
+"""Bytes read of such a file; ours stay under 2 KiB."""
+
+
+class FileMemory:
+    """`Memory` in two folders, which must exist. `report` is told of files that were set aside."""
+
+    def __init__(self, state: Path, run: Path, boot_id: str, report: Callable[[str], None]) -> None:
+        self._journal = state / "journal.json"
+        self._floor = state / "floor.json"
+        self._term = run / "term.json"
+        self._boot_id = boot_id
+        self._report = report
+        self._instances: tuple[str, ...] = ()
+        self._highest = 0
+
+    async def load(self) -> Remembered:
+        return await asyncio.to_thread(self._load)
+
+    def _load(self) -> Remembered:
+        instances = self._read(self._journal, _parse_instances, NONE)
+        self._instances = instances[-GONE_KEPT:]
+        self._highest = self._read(self._floor, lambda value: int(value["token"]), 0)
+        return Remembered(self._instances, self._highest, self._read(self._term, self._parse_term, None))
+
+    def _parse_term(self, value: Any) -> Term | None:
+        if value["boot_id"] != self._boot_id:
+            return None
+        return Term(str(value["instance"]), int(value["token"]), int(value["lease"]), str(value["began"]))
+
+    async def note_claim(self, instance: str) -> None:
+        self._instances = (*self._instances, instance)[-GONE_KEPT:]
+        await asyncio.to_thread(_write, self._journal, {"instances": self._instances})
+
+    async def note_token(self, token: int) -> None:
+        if token > self._highest:
+            self._highest = token
+            await asyncio.to_thread(_write, self._floor, {"token": token})
+
+    async def note_term(self, term: Term) -> None:
+        await asyncio.to_thread(self._write_term, term, end_begun=False)
+
+    async def note_end_begun(self, term: Term) -> None:
+        await asyncio.to_thread(self._write_term, term, end_begun=True)
+
+    def _write_term(self, term: Term, *, end_begun: bool) -> None:
+        record = {
+            "boot_id": self._boot_id,
+            "instance": term.instance,
+            "token": term.token,
+            "lease": term.lease,
+            "began": term.began,
+        }
+        _write(self._term, record | {"end_begun": end_begun})
+
+    async def forget_term(self) -> None:
+        await asyncio.to_thread(self._term.unlink, missing_ok=True)
+
+    def _read(self, path: Path, parse: Callable[[Any], T], missing: T) -> T:
+        try:
+            return parse(json.loads(read_at_most(path, LARGEST)))
+        except FileNotFoundError:
+            return missing
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            aside = path.with_name(f"{path.name}.damaged-{os.urandom(4).hex()}")
+            try:
+                path.rename(aside)
+                kept = f"set aside as {aside.name}"
+            except OSError as failed:
+                kept = f"could not be set aside: {failed}"
+            self._report(f"{path}: cannot be read ({type(error).__name__}: {error}); {kept}")
+            return missing
+
+
+def _write(path: Path, value: object) -> None:
+    write_atomically(path, json.dumps(value).encode())
+
+
+def _parse_instances(value: Any) -> tuple[str, ...]:
+    return tuple(str(instance) for instance in value["instances"])
