@@ -1,0 +1,52 @@
+# `make demo` and `make test` do all their own set-up, in .venv of this folder.
+
+BIN := .venv/bin
+# The first Python that is new enough and can make virtual environments.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& echo $$python && break; done)
+# Pip's own build environments (for hatchling) read constraints from the environment only.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+	$(BIN)/python -m pip install --quiet -c constraints.txt
+SOURCES := pyproject.toml constraints.txt
+
+.PHONY: help demo test check bench clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+demo: .venv/.runtime ## three supervisors on this machine, one of them killed, a take-over; needs no root
+	@$(BIN)/gpuward demo
+
+test: .venv/.dev ## all tests, with a real etcd
+	@tools/install-etcd.sh
+	$(BIN)/pytest
+
+check: .venv/.dev ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.dev ## the numbers of docs/benchmarks.md
+	@tools/install-etcd.sh
+	@for file in $$(grep -l __main__ benchmarks/*.py); do \
+		module=benchmarks.$$(basename $$file .py); echo "== $$module"; $(BIN)/python -m $$module || exit; done
+
+clean: ## remove what these targets made
+	rm -rf .venv .cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "gpuward: no Python 3.11 or later that can make virtual environments;" \
+		"install python3 and python3-venv (Debian, Ubuntu) or python3.11 (RHEL 9)" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv
+
+.venv/.runtime: $(SOURCES) | .venv/bin/python
+	@$(PIP) -e '$(if $(wildcard .venv/.dev),.[dev],.)'
+	@touch $@
+
+.venv/.dev: $(SOURCES) | .venv/bin/python
+	@$(PIP) -e '.[dev]'
+	@touch .venv/.runtime $@
