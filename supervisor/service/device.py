@@ -1,0 +1,78 @@
+"""Between the end of a GPU service and its next start: has the device let go, and does it want a reset? (spec §5)
+
+An empty cgroup is not enough: a process can be gone for /proc and still be listed by the driver, with its memory
+(sglang 39545). A GPU that is lost or a driver that is dead is the node's fault, and no service is started on it.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from election.clock import Clock
+from supervisor.gpu.driver import DriverError, GpuDriver, GpuFacts, GpuVerdict
+
+CLEAR_WAIT = 10.0
+"""Seconds for the driver to let go of PIDs that have ended. A CUDA context takes a second or two to be torn down."""
+LOOK_EVERY = 0.2
+RESET_LIMIT = 120.0
+"""Seconds: the upper end of what nvidia-smi is given for a reset (gpu-facts, "Reset")."""
+
+
+@dataclass(frozen=True)
+class DeviceRules:
+    """What may be done to the device before the next start."""
+
+    may_reset: bool
+    """The service keeps the GPU's mutex, so nobody else can be using it rightfully."""
+    after_kill: bool
+    """The watchdog had to kill it: reset whenever possible, as against only when the driver asks for it."""
+
+
+async def device_clear(
+    driver: GpuDriver,
+    gpu: GpuFacts,
+    pids: Collection[int],
+    rules: DeviceRules,
+    *,
+    clock: Clock,
+    tell: Callable[[str], None],
+) -> str | None:
+    """Wait until the driver lists none of `pids`, then reset the GPU if the rules and its facts say so.
+
+    None: start on it. Else what stands in the way, after CLEAR_WAIT (and RESET_LIMIT).
+    """
+    deadline = clock.now() + CLEAR_WAIT
+    try:
+        while True:
+            now = await _facts(driver, gpu.uuid, deadline)
+            if now.verdict.node_fault:
+                return f"GPU {gpu.index} is {now.verdict.value}: {now.why}"
+            left = sorted(set(pids) & (now.pids or frozenset()))
+            if not left:
+                break
+            if clock.now() >= deadline:
+                return f"GPU {gpu.index}: the driver still lists {left}, {CLEAR_WAIT:g} s after their end"
+            await asyncio.sleep(LOOK_EVERY)
+    except DriverError as error:
+        return f"GPU {gpu.index}: {error}"
+    if rules.may_reset and not now.pids and (rules.after_kill or now.verdict.wants_reset):
+        await _reset(driver, gpu, clock, tell)
+    return None
+
+
+async def _reset(driver: GpuDriver, gpu: GpuFacts, clock: Clock, tell: Callable[[str], None]) -> None:
+    """A reset that fails is told, no more: whether the GPU can be used is what its facts say at the next look."""
+    began = clock.now()
+    try:
+        await driver.reset(gpu.uuid, deadline=began + RESET_LIMIT)
+    except DriverError as error:
+        tell(f"GPU {gpu.index}: not reset: {error}")
+    else:
+        tell(f"GPU {gpu.index}: reset in {clock.now() - began:.1f} s")
+
+
+async def _facts(driver: GpuDriver, uuid: str, deadline: float) -> GpuFacts:
+    for found in await driver.facts(deadline=deadline):
+        if found.uuid == uuid:
+            return found
+    raise DriverError(GpuVerdict.LOST, f"{uuid} is no longer listed")

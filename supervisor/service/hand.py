@@ -1,0 +1,166 @@
+"""What is done to one service's processes: started, signalled, killed, forgotten, all through the keeper.
+
+Refusals and errors come back as values; what became of the processes is found out by looking, never by believing.
+"""
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from election.clock import Clock
+from supervisor.config.schema import Service
+from supervisor.gpu.aside import Aside, StillStuckError
+from supervisor.gpu.driver import GpuDriver, GpuFacts
+from supervisor.keeper.client import KeeperGone, KeeperRefused
+from supervisor.service.footprint import Footprint
+from supervisor.service.line import Line
+from supervisor.service.messages import Ended
+from supervisor.service.order import OrderError, Surroundings, make_order
+
+CALL_LIMIT = 2.0
+"""Seconds for one answer of the keeper, which never waits for anything itself."""
+ORDER_LIMIT = 10.0
+"""Seconds for a look-up of the account, which may ask a directory server, and the env_file."""
+
+
+class Keeper(Protocol):
+    """The part of KeeperClient that is used here."""
+
+    async def call(self, op: str, *, deadline: float, **fields: Any) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all services of a node have in common."""
+
+    keeper: Keeper
+    clock: Clock
+    where: Surroundings
+    gpus: Mapping[int, GpuFacts]
+    driver: GpuDriver
+    lines: Mapping[int, Line]
+    wake: Callable[[str], None]
+    """Look again, you of this name: it may be your turn."""
+    tell: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Not started: another has the lock of its GPU."""
+
+    why: str
+
+
+class Hand:
+    """One service's processes, of one start after the other."""
+
+    def __init__(self, name: str, spec: Service, shared: Shared) -> None:
+        self.footprint: Footprint | None = None
+        self.holds_lock = False
+        self.emptied = False
+        """The keeper has said `empty` since the last start."""
+        self.uncertain = False
+        """The keeper may have processes of it that we were not told of."""
+        self.refusal: Exception | None = None
+        """Why the keeper starts nothing at all any more, if so."""
+        self._name = name
+        self._spec = spec
+        self._shared = shared
+        self._lane = Aside(f"order-{name}")
+        self._keeper_lost = False
+
+    @property
+    def wants_lock(self) -> bool:
+        """The GPU's lock is taken with the start, and kept until its end."""
+        return self._spec.lock == "lifetime"
+
+    async def start(self, token: int, wanted: Callable[[], bool]) -> Busy | Ended | None:
+        """None: it runs (`footprint`). Busy: later. Ended: it does not, and why.
+
+        `wanted` is asked again after what may take long, so that nothing starts after a stop.
+        """
+        self.emptied = self._keeper_lost = False
+        try:
+            order = await self._order(token)
+            if not wanted():
+                return Ended("asked to stop", failure=False)
+            deadline = self._shared.clock.now() + CALL_LIMIT
+            lock = self._spec.gpu if self.wants_lock else None
+            reply = await self._shared.keeper.call("start", deadline=deadline, lock=lock, **order)
+        except KeeperRefused as refusal:
+            return self._refused(refusal)
+        except KeeperGone as error:
+            self.refusal, self.uncertain = error, True
+            return Ended(f"the keeper did not answer: {error}")
+        except (OrderError, StillStuckError, ValueError) as error:
+            return Ended(f"cannot be started: {error}")
+        self.footprint = Footprint(reply["pid"], reply["start_ticks"], reply.get("cgroup"))
+        self.holds_lock = self.wants_lock
+        return None
+
+    async def terminate(self) -> None:
+        """SIGTERM to every process of it."""
+        await self._ask("signal", signal=int(signal.SIGTERM))
+
+    async def kill(self) -> None:
+        """SIGKILL to every process of it; by ourselves where the keeper does not do it."""
+        self.uncertain = False
+        if not await self._ask("kill") and self.footprint is not None:
+            self.footprint.kill()
+
+    def empty(self) -> bool:
+        """Nothing of it is left: as the kernel shows it, and (while there is one) as the keeper has said."""
+        if self.footprint is None:
+            return True
+        return self.footprint.empty() and (self.emptied or self._keeper_lost)
+
+    async def forget(self) -> None:
+        """It is empty: its lock is freed and its cgroup removed."""
+        self.drop()
+        self.holds_lock = False
+        await self._ask("remove")
+
+    def drop(self) -> None:
+        """It is empty, and about to be started again: its lock is kept."""
+        if self.footprint is not None:
+            self.footprint.close()
+        self.footprint = None
+
+    async def _order(self, token: int) -> dict[str, Any]:
+        uuid = None
+        if self._spec.gpu is not None:
+            gpu = self._shared.gpus.get(self._spec.gpu)
+            if gpu is None:
+                raise OrderError(f"there is no GPU {self._spec.gpu} on this node")
+            uuid = gpu.uuid
+        return await self._lane.read(
+            lambda: make_order(self._name, self._spec, self._shared.where, token=token, uuid=uuid),
+            deadline=self._shared.clock.now() + ORDER_LIMIT,
+        )
+
+    def _refused(self, refusal: KeeperRefused) -> Busy | Ended:
+        if refusal.error == "busy":
+            holder = refusal.fields.get("holder") or {}
+            who = f"{holder.get('service', 'a process outside gpuward')} (pid {holder.get('pid', 'unknown')})"
+            return Busy(f"GPU {self._spec.gpu} is held by {who}")
+        if refusal.error in {"no-term", "over", "deadline"}:
+            self.refusal = refusal
+            return Ended(f"the keeper starts nothing now: {refusal}", failure=False, refused=True)
+        if refusal.error == "exec":
+            self.holds_lock = False  # the keeper gives the lock back with a start that came to nothing
+        self.uncertain = refusal.error == "running"
+        return Ended(f"did not start: {refusal}")
+
+    async def _ask(self, op: str, **fields: Any) -> bool:
+        """A request whose refusal changes nothing: its effect is found out by looking."""
+        try:
+            deadline = self._shared.clock.now() + CALL_LIMIT
+            await self._shared.keeper.call(op, deadline=deadline, service=self._name, **fields)
+        except KeeperRefused:
+            return False
+        except KeeperGone as error:
+            self._keeper_lost = True
+            self._shared.tell(f"{self._name}: the keeper did not {op}: {error}")
+            return False
+        return True

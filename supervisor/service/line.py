@@ -1,0 +1,46 @@
+"""Who gets a GPU's lock next: by priority (higher first), then first come (spec §3). One `Line` per GPU. Pure."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Line:
+    """Services that want the lock of one GPU, and what the keeper last said of its holder."""
+
+    holder: str | None = None
+    """As the keeper names it: a service or job; None: free."""
+    holder_pid: int | None = None
+    freed_from: str | None = None
+    """Who held it before it was last free."""
+    freed_at: float | None = None
+    _places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _arrivals: int = 0
+
+    def join(self, name: str, priority: int) -> None:
+        """Stand in line; one who stands there already keeps the place."""
+        if name not in self._places:
+            self._arrivals += 1
+            self._places[name] = (-priority, self._arrivals)
+
+    def leave(self, name: str) -> None:
+        self._places.pop(name, None)
+
+    def first(self) -> str | None:
+        """Whose turn it is."""
+        return min(self._places, key=self._places.__getitem__, default=None)
+
+    def taken(self, holder: str, pid: int | None) -> None:
+        self.holder, self.holder_pid = holder, pid
+
+    def free(self, now: float) -> None:
+        if self.holder is not None:
+            self.freed_from, self.freed_at = self.holder, now
+        self.holder = self.holder_pid = None
+
+    def other_holder(self, name: str, now: float, within: float = 0.0) -> str | None:
+        """Who else holds it, or held it up to `within` seconds ago; None: nobody that the keeper knows of."""
+        if self.holder is not None and self.holder != name:
+            return self.holder
+        if self.freed_at is not None and self.freed_from != name and now - self.freed_at < within:
+            return self.freed_from
+        return None

@@ -1,0 +1,176 @@
+"""All services of one node, over its terms: launched together, told what the keeper sees, stopped together.
+
+It does not decide whether this node may run anything: the token of each start says under which term, and the keeper
+refuses what is over. Nor does it watch devices (supervisor.watchdog): it is told to restart what is broken.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from election.clock import Clock
+from supervisor.config.schema import Service
+from supervisor.gpu.driver import GpuDriver, GpuFacts
+from supervisor.service.hand import Keeper, Shared
+from supervisor.service.line import Line
+from supervisor.service.messages import Emptied, Exited, Look, Reset, Restart, Stop
+from supervisor.service.order import Surroundings
+from supervisor.service.runner import Runner
+from supervisor.service.states import ALIVE, State
+
+LIFE_EVERY = 0.25
+"""Seconds between signs of life. The lease is refreshed only if the last one is younger than 2 s (rule 4)."""
+AFTER_KILL = 0.5
+"""Seconds that a stop waits, after its kill, to see everything empty: a kill takes 15 ms, a dump of memory longer."""
+
+
+class Services:
+    """See above."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, Service],
+        keeper: Keeper,
+        *,
+        clock: Clock,
+        node: str,
+        run: Path,
+        log: Path,
+        gpus: Mapping[int, GpuFacts],
+        driver: GpuDriver,
+        on_event: Callable[[str], None],
+    ) -> None:
+        """`gpus` by index. `on_event` gets a sentence for each change of state and each trouble."""
+        self.life = clock.now()
+        """Boot-time seconds of the last sign of life of `run`."""
+        self.lines = {
+            index: Line() for index in {*gpus, *(spec.gpu for spec in specs.values() if spec.gpu is not None)}
+        }
+        self._clock = clock
+        self._tell = on_event
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        shared = Shared(
+            keeper=keeper,
+            clock=clock,
+            where=Surroundings(node, run, log),
+            gpus=gpus,
+            driver=driver,
+            lines=self.lines,
+            wake=self._wake,
+            tell=on_event,
+        )
+        self.runners = {name: Runner(name, spec, shared) for name, spec in specs.items()}
+
+    async def launch(self, token: int, *, deadline: float) -> None:
+        """Start every service under this term, in parallel; return when the keeper has been asked about each.
+
+        A service that fails, or waits for a lock, does not fail the launch. Raises KeeperRefused or KeeperGone where
+        the keeper starts nothing at all, TimeoutError at `deadline` (boot-time seconds).
+        """
+        asked = []
+        for runner in sorted(self.runners.values(), key=lambda runner: -runner.spec.priority):
+            task = self._tasks.get(runner.name)
+            if (task is not None and not task.done()) or not runner.prepare(token):
+                self._tell(f"{runner.name}: not started under token {token}: still {runner.state.value}: {runner.why}")
+                continue
+            self._tasks[runner.name] = asyncio.create_task(runner.live(), name=f"service-{runner.name}")
+            asked.append(runner)
+        async with asyncio.timeout_at(deadline):
+            for runner in asked:
+                await runner.asked.wait()
+        for runner in asked:
+            if runner.hand.refusal is not None:
+                raise runner.hand.refusal
+
+    async def stop_all(self, *, by: float, graceful: bool) -> None:
+        """SIGTERM to all (if graceful), kill at each `stop_timeout` or at `by`, whichever comes first.
+
+        Returns when nothing is left, at the latest AFTER_KILL after `by` (boot-time seconds); who is then still there
+        is in `snapshot`. Nothing starts again before the next launch. A second call can only shorten the first.
+        """
+        tasks = [task for task in self._tasks.values() if not task.done()]
+        for name, task in self._tasks.items():
+            if not task.done():
+                self.runners[name].post(Stop(by, graceful))
+        if tasks:
+            patience = max(by if graceful else 0.0, self._clock.now()) + AFTER_KILL
+            await asyncio.wait(tasks, timeout=patience - self._clock.now())
+
+    async def fence_now(self) -> None:
+        """SIGKILL to all, with no grace."""
+        await self.stop_all(by=self._clock.now(), graceful=False)
+
+    def keeper_event(self, event: Mapping[str, Any]) -> None:
+        """What the keeper tells (see supervisor.keeper.protocol); events that are not about services are ignored."""
+        kind = event.get("event")
+        if kind in {"exited", "empty"}:
+            runner = self.runners.get(str(event.get("service")))
+            if runner is not None:
+                runner.post(Exited(event["pid"], event["status"]) if kind == "exited" else Emptied())
+        elif kind == "lock-taken" and event.get("gpu") in self.lines:
+            holder = event.get("holder") or {}
+            self.lines[event["gpu"]].taken(str(holder.get("service")), holder.get("pid"))
+        elif kind == "lock-free" and event.get("gpu") in self.lines:
+            line = self.lines[event["gpu"]]
+            line.free(self._clock.now())
+            following = line.first()
+            if following is not None:
+                self._wake(following)
+
+    async def run(self) -> None:
+        """Show life until cancelled; then the runners end too, and the processes stay as they are."""
+        try:
+            while True:
+                self.life = self._clock.now()
+                await asyncio.sleep(LIFE_EVERY)
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def restart(self, name: str, why: str, *, kill: bool, counts: bool = True, pid: int | None = None) -> None:
+        """End it and start it again; nothing happens to one that is not up. KeyError for an unknown name.
+
+        `kill`: SIGKILL at once. `counts`: as a failure; an operator's restart does not, and also ends a backoff.
+        `pid`: only if its main process is still this one.
+        """
+        self.runners[name].post(Restart(why, kill, counts, pid))
+
+    async def reset(self, name: str) -> None:
+        """An operator clears its failures; if it is degraded or in backoff it starts now. KeyError: unknown name."""
+        self.runners[name].post(Reset())
+
+    def running(self) -> int:
+        """How many have a process, ready or not."""
+        return sum(runner.state in ALIVE and runner.pid is not None for runner in self.runners.values())
+
+    def quarantined(self) -> list[str]:
+        """Why this node is not fit to lead, as far as its services go."""
+        return [f"{runner.name}: {runner.why}" for runner in self.runners.values() if runner.state is State.QUARANTINED]
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """For people and /status, in the order of the configuration. Durations in seconds."""
+        return [self._row(runner) for runner in self.runners.values()]
+
+    def _row(self, runner: Runner) -> dict[str, Any]:
+        now = self._clock.now()
+        lock: str | None = runner.spec.lock
+        if runner.hand.wants_lock:
+            lock = "held" if runner.hand.holds_lock else "waiting" if runner.state is State.WAITING_LOCK else "free"
+        return {
+            "name": runner.name,
+            "state": runner.state.value,
+            "why": runner.why,
+            "for_s": round(now - runner.since, 1),
+            "pid": runner.pid,
+            "restarts": runner.restarts,
+            "failures": runner.account.failures,
+            "next_s": None if runner.next_at is None else round(max(0.0, runner.next_at - now), 1),
+            "gpu": runner.spec.gpu,
+            "lock": lock,
+        }
+
+    def _wake(self, name: str) -> None:
+        self.runners[name].post(Look())

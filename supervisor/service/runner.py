@@ -1,0 +1,355 @@
+"""One service's life in one term: a step per state, until it is stopped.
+
+Each step looks at the machine, decides by the pure tables (`states`, `restart`) and makes the transitions. Messages
+from outside wait in a mailbox; what they hint at is verified before it counts. An exception in a step is told and ends
+in the service's own restart accounting: it never reaches another service.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+
+from supervisor.config.schema import Service
+from supervisor.service import restart
+from supervisor.service.device import DeviceRules, device_clear
+from supervisor.service.hand import Busy, Hand, Shared
+from supervisor.service.line import Line
+from supervisor.service.messages import BUSY_EXIT, Emptied, Ended, Exited, Message, Reset, Restart, Stop, describe
+from supervisor.service.states import ALIVE, State, step
+
+KILL_WAIT = 5.0
+"""Seconds from SIGKILL to an empty cgroup (spec §3); what is then left stands in D state."""
+LOOK_EVERY = 0.25
+"""Seconds between own looks while a cgroup empties: the keeper's event normally comes first."""
+POLL = 1.0
+"""Seconds between looks of one who waits for a lock: a holder may be outside our cgroups."""
+QUARANTINE_LOOK = 5.0
+"""Seconds between looks at what survived."""
+RECENTLY = 1.0
+"""Seconds for which a holder that has just let go still explains an exit with 75."""
+AFTER_FAULT = 0.5
+"""Seconds of rest after a fault of our own, so that it cannot spin."""
+
+
+class Runner:
+    """See above. Made once per node; `prepare` and `live` are one term."""
+
+    def __init__(self, name: str, spec: Service, shared: Shared) -> None:
+        self.name = name
+        self.spec = spec
+        self.hand = Hand(name, spec, shared)
+        self.state = State.STOPPED
+        self.why = "not launched yet"
+        self.since = shared.clock.now()
+        self.started_at: float | None = None
+        self.next_at: float | None = None
+        self.restarts = 0
+        """Starts after the first one of this term."""
+        self.asked = asyncio.Event()
+        """Set once the keeper has been asked to start it in this term, or it stands in line for a lock."""
+        self._account = restart.CLEAR
+        self._policy = restart.Policy(spec.restart.window, tuple(spec.restart.backoff), spec.restart.healthy)
+        self._healthy_since: float | None = None
+        self._shared = shared
+        self._mailbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._stop: Stop | None = None
+        self._stopped = asyncio.Event()
+        self._ended = Ended("")
+        self._pids: set[int] = set()
+        self._token = 0
+        self._finished = True
+
+    @property
+    def pid(self) -> int | None:
+        """Of its main process, which may have ended."""
+        return None if self.hand.footprint is None else self.hand.footprint.pid
+
+    @property
+    def account(self) -> restart.Account:
+        """Its failures as they count now."""
+        return restart.settle(
+            self._policy, self._account, healthy_since=self._healthy_since, now=self._shared.clock.now()
+        )
+
+    def post(self, message: Message) -> None:
+        """Put a message into the mailbox. A Stop counts from now on, whatever the present step is at."""
+        if isinstance(message, Emptied):
+            self.hand.emptied = True
+        if isinstance(message, Reset):
+            self._account = restart.CLEAR
+        if isinstance(message, Stop):
+            if self._stop is not None:
+                message = Stop(min(self._stop.by, message.by), self._stop.graceful and message.graceful)
+            self._stop = message
+            self._stopped.set()
+        self._mailbox.put_nowait(message)
+
+    def prepare(self, token: int) -> bool:
+        """A new term: it is about to `live`, and a `lifetime` service takes its place in line.
+
+        False: something of its former term is still there, so it is not started beside it (systemd 13288).
+        """
+        if self.state not in {State.STOPPED, State.DEGRADED}:
+            return False
+        self._token, self._stop, self._finished = token, None, False
+        self._mailbox = asyncio.Queue()
+        self.hand.refusal = self.started_at = None
+        self.restarts = 0
+        self._stopped.clear()
+        self.asked.clear()
+        if self.state is State.DEGRADED:
+            self.asked.set()
+        else:
+            self._to(State.STARTING, "launched")
+        return True
+
+    async def live(self) -> None:
+        """Run until it is stopped. Raises nothing but CancelledError."""
+        steps: dict[State, Callable[[], Awaitable[None]]] = {
+            State.STARTING: self._starting,
+            State.WAITING_LOCK: self._waiting,
+            State.RUNNING: self._watching,
+            State.UNREADY: self._watching,
+            State.DRAINING: self._watching,
+            State.STOPPING: self._stopping,
+            State.BACKOFF: self._pausing,
+            State.DEGRADED: self._resting,
+            State.QUARANTINED: self._holding,
+        }
+        while not self._finished:
+            try:
+                await steps[self.state]()
+            except Exception as error:  # noqa: BLE001 - the edge of this service's task: told, and contained here
+                self._shared.tell(f"{self.name}: fault while {self.state.value}: {type(error).__name__}: {error}")
+                self.asked.set()
+                await asyncio.sleep(AFTER_FAULT)
+                if self.state in ALIVE:
+                    self._end(Ended(f"a fault of the supervisor: {error}"))
+
+    # One step per state.
+
+    async def _starting(self) -> None:
+        if self.hand.footprint is not None:
+            await self._watching()
+        elif self._stop is not None:
+            self._end(Ended("asked to stop", failure=False))
+        elif self._waits_in_line():
+            self._to(State.WAITING_LOCK, f"behind {self._line().first()} in line for GPU {self.spec.gpu}")
+            self.asked.set()
+        else:
+            await self._start()
+
+    async def _waiting(self) -> None:
+        self._line().join(self.name, self.spec.priority)
+        self.asked.set()
+        await self._next(self._shared.clock.now() + POLL)
+        if self._stop is not None:
+            self._leave_line()
+            self._finish(State.STOPPED, "asked to stop")
+        elif self._line().first() != self.name:
+            return
+        elif self.hand.wants_lock:
+            await self._start()
+        elif self._line().other_holder(self.name, self._shared.clock.now()) is None:
+            self._leave_line()
+            self._to(State.STARTING, f"GPU {self.spec.gpu} is free")
+
+    async def _watching(self) -> None:
+        ready_at = self._ready_at()
+        message = await self._next(ready_at)
+        now = self._shared.clock.now()
+        if self._stop is not None:
+            self._end(Ended("asked to stop", failure=False, graceful=self._stop.graceful))
+        elif isinstance(message, Exited) and message.pid == self.pid:
+            self._end(self._exit(message.status))
+        elif isinstance(message, Restart) and (message.pid is None or message.pid == self.pid):
+            killed = message.kill and message.counts
+            self._end(Ended(message.why, failure=message.counts, graceful=not message.kill, killed=killed))
+        elif ready_at is not None and now >= ready_at:
+            self._to(State.RUNNING, f"alive for {self.spec.ready_after:g} s")
+            self._healthy_since = now
+
+    async def _stopping(self) -> None:
+        ended = self._ended
+        trouble = await self._make_empty(ended)
+        if trouble is None and self._stop is None and not ended.refused:
+            trouble = await self._device_trouble()
+        if trouble is not None:
+            self._to(State.QUARANTINED, trouble)
+        elif self._stop is not None or ended.refused:
+            await self.hand.forget()
+            self._finish(State.STOPPED, ended.why)
+        elif ended.busy:
+            await self.hand.forget()
+            self._to(State.WAITING_LOCK, ended.why)
+        elif ended.failure:
+            await self._count(ended)
+        else:
+            self.hand.drop()
+            self._to(State.STARTING, ended.why)
+
+    async def _pausing(self) -> None:
+        message = await self._next(self.next_at)
+        by_hand = isinstance(message, Reset) or (isinstance(message, Restart) and not message.counts)
+        if self._stop is not None:
+            self._finish(State.STOPPED, "asked to stop")
+        elif by_hand or (self.next_at is not None and self._shared.clock.now() >= self.next_at):
+            self._to(State.STARTING, "asked for by an operator" if by_hand else "its pause is over")
+
+    async def _resting(self) -> None:
+        message = await self._next(None)
+        if self._stop is not None:
+            self._finished = True
+        elif isinstance(message, Reset):
+            self._to(State.STARTING, "reset by an operator")
+
+    async def _holding(self) -> None:
+        await self._next(self._shared.clock.now() + QUARANTINE_LOOK)
+        if not self.hand.empty() or (self._stop is None and await self._device_trouble() is not None):
+            return
+        await self.hand.forget()
+        self._finish(State.STOPPED, "what had survived is gone")
+
+    # What the steps are made of.
+
+    async def _start(self) -> None:
+        try:
+            outcome = await self.hand.start(self._token, wanted=lambda: self._stop is None)
+        finally:
+            self.asked.set()
+        if isinstance(outcome, Busy):
+            self.why = outcome.why
+            if self.state is not State.WAITING_LOCK:
+                self._to(State.WAITING_LOCK, outcome.why)
+            return
+        self._leave_line()
+        if self.state is State.WAITING_LOCK:
+            self._to(State.STARTING, f"its turn on GPU {self.spec.gpu}")
+        self.restarts += self.started_at is not None
+        self.started_at = self._shared.clock.now()
+        if outcome is not None:
+            self._end(outcome)
+
+    def _waits_in_line(self) -> bool:
+        if not self.hand.wants_lock or self.hand.holds_lock:
+            return False
+        self._line().join(self.name, self.spec.priority)
+        return self._line().first() != self.name
+
+    def _line(self) -> Line:
+        assert self.spec.gpu is not None
+        return self._shared.lines[self.spec.gpu]
+
+    def _leave_line(self) -> None:
+        """Out of the line, and the next one may look."""
+        if self.spec.gpu is not None:
+            line = self._line()
+            line.leave(self.name)
+            following = line.first()
+            if following is not None:
+                self._shared.wake(following)
+
+    def _ready_at(self) -> float | None:
+        if self.state is not State.STARTING or self.started_at is None:
+            return None
+        return self.started_at + self.spec.ready_after
+
+    def _exit(self, status: int | None) -> Ended:
+        """An exit that nobody asked for."""
+        if self.spec.gpu is not None and status == BUSY_EXIT << 8:
+            holder = self._line().other_holder(self.name, self._shared.clock.now(), RECENTLY)
+            if holder is not None:
+                return Ended(f"left with 75: GPU {self.spec.gpu} is held by {holder}", failure=False, busy=True)
+        return Ended(describe(status))
+
+    def _end(self, ended: Ended) -> None:
+        self._ended = ended
+        self._to(State.STOPPING, ended.why)
+
+    async def _make_empty(self, ended: Ended) -> str | None:
+        """SIGTERM and patience where there is to be any, then SIGKILL. What is wrong, if something survives."""
+        footprint = self.hand.footprint
+        if footprint is None:
+            if self.hand.uncertain:
+                await self.hand.kill()
+            return None
+        self._pids = {footprint.pid, *footprint.pids()}
+        if ended.graceful:
+            await self.hand.terminate()
+            if await self._until_empty(self._shared.clock.now() + self.spec.stop_timeout, patient=True):
+                return None
+        self._pids |= set(footprint.pids())
+        await self.hand.kill()
+        if await self._until_empty(self._shared.clock.now() + KILL_WAIT, patient=False):
+            return None
+        return f"survived SIGKILL: {', '.join(map(str, footprint.pids()))} ({ended.why})"
+
+    async def _until_empty(self, deadline: float, *, patient: bool) -> bool:
+        """True when nothing is left. While `patient`, a Stop's own time wins, and an impatient one ends the wait."""
+        while not self.hand.empty():
+            if patient and self._stop is not None:
+                deadline = min(deadline, self._stop.by if self._stop.graceful else 0.0)
+            now = self._shared.clock.now()
+            if now >= deadline:
+                return False
+            await self._next(min(deadline, now + LOOK_EVERY))
+        return True
+
+    async def _device_trouble(self) -> str | None:
+        """Why it may not be started on its GPU now; after the reset that may be due."""
+        if self.spec.gpu is None or self.hand.footprint is None:
+            return None
+        rules = DeviceRules(may_reset=self.hand.holds_lock, after_kill=self._ended.killed)
+        gpu = self._shared.gpus[self.spec.gpu]
+        look = device_clear(
+            self._shared.driver, gpu, self._pids, rules, clock=self._shared.clock, tell=self._shared.tell
+        )
+        return await self._unless_stopped(look)
+
+    async def _unless_stopped(self, look: Coroutine[None, None, str | None]) -> str | None:
+        """A stop does not wait for a driver: nothing of the service is left, and nothing will be started."""
+        looking = asyncio.ensure_future(look)
+        stop = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait({looking, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return looking.result() if looking.done() else None
+        finally:
+            stop.cancel()
+            looking.cancel()
+            await asyncio.gather(stop, looking, return_exceptions=True)
+
+    async def _count(self, ended: Ended) -> None:
+        """Restart accounting. The lock is kept through a restart at once, and freed otherwise."""
+        now = self._shared.clock.now()
+        self._account, decision = restart.failed(
+            self._policy, self._account, healthy_since=self._healthy_since, now=now
+        )
+        match decision:
+            case restart.RestartNow():
+                self.hand.drop()
+                self._to(State.STARTING, ended.why)
+            case restart.Backoff(seconds):
+                await self.hand.forget()
+                self._to(State.BACKOFF, f"{ended.why}; starts again in {seconds:g} s")
+                self.next_at = now + seconds
+            case restart.Degrade():
+                await self.hand.forget()
+                self._to(State.DEGRADED, f"{ended.why}; failed {self._account.failures} times")
+
+    async def _next(self, until: float | None) -> Message | None:
+        """The next message; None at `until` (boot time, as the loop's)."""
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._mailbox.get()
+        except TimeoutError:
+            return None
+
+    def _finish(self, state: State, why: str) -> None:
+        self._to(state, why)
+        self._finished = True
+
+    def _to(self, new: State, why: str) -> None:
+        sentence = step(self.state, new)
+        self._shared.tell(f"{self.name}: {self.state.value} → {new.value}: {why} ({sentence})")
+        self.state, self.why, self.since, self.next_at = new, why, self._shared.clock.now(), None
+        if new not in {State.RUNNING, State.STOPPING}:
+            self._healthy_since = None
