@@ -6,7 +6,7 @@ absolute deadline (boot-time seconds) and either returns or raises `StoreError` 
 """
 
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -142,9 +142,9 @@ class LockStore(Protocol):
         """The lease and the keys attached to it are gone. A lease that is gone already is fine."""
         ...
 
-    def watch(self, prefix: str) -> AsyncIterator[Change | None]:
-        """Changes below `prefix`, from now on, until closed. Reconnects by itself for ever; yields None once at the
-        start and after each gap (events may have been lost: read again)."""
+    def watch(self, prefix: str) -> AsyncGenerator[Change | None, None]:
+        """Changes below `prefix`, from now on, until it or the store is closed (`contextlib.aclosing`). Reconnects by
+        itself for ever; yields None once at the start and after each gap (events may have been lost: read again)."""
         ...
 
     async def close(self) -> None: ...
