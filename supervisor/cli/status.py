@@ -61,8 +61,8 @@ def fetch(url: str) -> Answer:
     connection = kind(parts.hostname, parts.port, timeout=TIMEOUT)
     try:
         connection.request("GET", f"{parts.path}/status", headers={"Accept": "application/json"})
-        response = connection.getresponse()
-        body = response.read(MAX_ANSWER)
+        with connection.getresponse() as response:
+            body = response.read(MAX_ANSWER)
     finally:
         connection.close()
     if response.status != 200:

@@ -1,12 +1,11 @@
 """What a valid configuration can still get wrong: warnings, for people."""
 
-import os
 import shutil
 
 from supervisor.config.schema import Config, Service
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where the programs of services are looked for when neither `env` nor gpuward's own environment has a PATH."""
+"""Where the programs of services are looked for, unless `env` has a PATH."""
 
 
 def warnings(config: Config) -> list[str]:
@@ -38,7 +37,7 @@ def _exists(service: Service) -> bool:
     program = service.command[0]
     if "/" in program:  # execvpe(3): a relative one counts from cwd
         return shutil.which(str(service.cwd / program)) is not None
-    return shutil.which(program, path=service.env.get("PATH", os.environ.get("PATH", DEFAULT_PATH))) is not None
+    return shutil.which(program, path=service.env.get("PATH", DEFAULT_PATH)) is not None
 
 
 def _waiting_for_ever(config: Config) -> list[str]:

@@ -73,6 +73,8 @@ def read(path: Path) -> Document:
             walk = _Walk(document)
             data = walk.value(node, (), 0)
             document.data = None if walk.overflow else data
+            if data is None and not document.problems:
+                document.wrong(1, (), "nothing", "a mapping")
     return document
 
 

@@ -35,7 +35,7 @@ from supervisor.keeper.protocol import CONTROL_SOCKET
 LONGEST_TTL = 86400
 """Seconds. A longer one is a typing error: nobody wants to wait a day for a take-over."""
 MOST_GPUS = 64
-SET_BY_GPUWARD = ("GPUWARD_NODE", "GPUWARD_SERVICE", "GPUWARD_FENCING_TOKEN")
+SET_BY_GPUWARD = ("GPUWARD_NODE", "GPUWARD_SERVICE", "GPUWARD_FENCING_TOKEN", "GPUWARD_RUN_DIR")
 """Environment variables of a service that the configuration cannot set."""
 LIVES_ELSEWHERE = {
     "docker": "the container would run below dockerd",
