@@ -2,43 +2,62 @@
 
 `<run>/keeper-control.sock` (0600; the peer must have the keeper's uid or be root): requests of the one supervisor, with
 `op` and `id`; each is answered by one packet with the same `id` and `ok`, an error with `ok: false, error, message`.
-Packets without `id` are events. The newest connection is the supervisor; an older one is closed.
+Packets without `id` are events, named by `event`. The newest connection is the supervisor; an older one is closed. A
+supervisor that leaves more than 4096 packets unread loses its connection, and asks `hello` when it comes back.
+Besides the errors named below: `malformed` (a field is wrong), `failed` (the kernel said no; message has it).
 
 Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a duration that it would have to keep):
 
-    hello   {}                      → {pid, containment, armed: {token, deadline_ns} | null, over, services, rss_bytes}
+    hello   {}                      → {version, pid, containment: cgroup | process-group,
+                                      armed: {token, deadline_ns} | null, ending: bool, over, locks: [gpu], leftover: [token], rss_bytes, memory_locked,
+                                      memory_not_locked_because, services: {name: {pid, start_ticks, cgroup, running,
+                                      empty, lock, since}}}
     arm     {token, deadline_ns}    → {token, deadline_ns}  starts a term (makes its cgroup) or moves its deadline on.
                                       Refused: `over` (token ≤ the highest that is over), `other-term` (another is
-                                      armed), `deadline` (in the past, or before the present one)
+                                      armed or ending), `deadline` (in the past, or before the present one),
+                                      `unkillable` (processes of an earlier term still exist)
     locks   {token, locks: [{gpu, path}]} + one fd each (SCM_RIGHTS), of the lock files' inodes → {}
+                                      Refused: as `start`; `held` (this GPU's lock is held on another inode)
     start   {token, service, argv, env, cwd, uid, gid, groups, log, lock: gpu | null}
-                                    → {pid, start_ticks, cgroup}. Refused: `no-term`, `over`, `deadline`, `running`,
-                                      `busy` (+ holder), `exec` (+ stage, errno)
+                                    → {pid, start_ticks, cgroup}  once exec has happened. A lock is fd 3 of the child;
+                                      one that the service still has from before is kept. uid null: as the keeper.
+                                      Refused: `no-term`, `over`, `deadline`, `running` (+ pid), `busy` (+ holder if it
+                                      is one of ours), `no-such-gpu`, `exec` (+ stage: clone, cgroup, session, log,
+                                      user, parent, cwd, exec; + errno)
     signal  {service, signal}       → {signalled}  every process of the service, each proven by pidfd and cgroup
     kill    {service}               → {}  cgroup.kill of the service, its jobs included; `empty` follows
     release {service}               → {}  closes the keeper's duplicate of the service's lock
-    remove  {service}               → {}  forgets an empty service and removes its cgroup; its lock is released
-    end     {token, by_ns}          → {clean, unkillable: [pid], took_ms}  kills all of the term, waits until empty, removes
-                                      the term's cgroup, counts the token as over. At `by_ns` what has SIGKILL pending is
-                                      frozen and named in `unkillable`, and the term is over all the same
-    quit    {}                      → {}  and exits; refused while a term is armed
+    remove  {service}               → {}  forgets an empty service and removes its cgroup; its lock is released.
+                                      Refused: `not-empty`; as for the three above: `no-such-service`
+    end     {token, by_ns}          → {clean, unkillable: [pid], pending, took_ms}  kills all of the term, waits until
+                                      empty, removes the term's cgroup, counts the token as over (from the request on).
+                                      At `by_ns` what is left is frozen and named in `unkillable` (`pending`: SIGKILL is
+                                      pending on all of it), its locks are kept, and the term is over all the same. A
+                                      token that is over, or was never armed, is over by this at once.
+    quit    {}                      → {}  and exits; refused (`armed`) while a term is armed
 
-Events: `exited {service, pid, status}` (a wait status) · `empty {service}` · `lock-taken {gpu, holder}` ·
-`lock-free {gpu}` · `fired {token, clean, unkillable, took_ms}` (the switch: the deadline passed).
+Events: `exited {service, pid, status}` (a wait status; null: lost) · `empty {service}`, after `exited` ·
+`lock-taken {gpu, holder}` · `lock-free {gpu}` (the keeper's duplicate is closed; a process may still hold it) ·
+`fired {token, clean, unkillable, pending, took_ms}` (the switch: the deadline passed) · `cleared {token}` (the last
+unkillable process of a term that is over has gone). When a term ends its services are forgotten without further events.
 
-`<run>/keeper.sock` (0660 root:gpuward): jobs of `gpuward lock run`. One request, one answer:
+`<run>/keeper.sock` (0660 root:gpuward): jobs of `gpuward lock run` and `gpu_lock`.
 
-    enter   {gpu, command}          → {ok: true, token, gpu} + the lock's fd, flocked; the caller now stands in a fenced
+    enter   {gpu, command, mode: exec | scope}
+                                    → {ok: true, token, gpu} + the lock's fd, flocked; the caller now stands in a fenced
                                       cgroup of its own
                                     → {ok: false, reason: busy | no-authority, holder?: {service, pid, since, token}}
-                                    → {ok: false, reason: no-such-gpu}
+                                    → {ok: false, reason: no-such-gpu | malformed}
+    leave   {}                      → {ok: true}  in mode `scope`, on the connection that entered, which stays open
+                                      until then: the keeper closes its duplicate. The caller stays fenced. Not said (exec, or
+                                      a caller that dies): the duplicate is kept until the caller's cgroup is empty.
 """
 
 CONTROL_SOCKET = "keeper-control.sock"
 JOB_SOCKET = "keeper.sock"
 LOCKS_FILE = "locks.json"
-"""In the run folder, written by the supervisor at its start: {"<gpu index>": {"path": …}}. By it `lock run --path FILE` knows
-that FILE is the lock of a configured GPU."""
+"""In the run folder, written by the supervisor at its start: {"<gpu index>": {"path": …}}. By it `lock run --path FILE`
+knows that FILE is the lock of a configured GPU."""
 MAX_PACKET = 256 * 1024
 """Bytes. Larger start requests are refused by the sender; SO_SNDBUF is raised to twice this."""
 VERSION = 1

@@ -1,0 +1,84 @@
+"""Files that are whole or absent, and files that are really ours. Standard library only."""
+
+import os
+import stat
+
+
+class UnsafeFileError(OSError):
+    """A file or folder that somebody else could have placed or could change."""
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int = 0o600) -> None:
+    """Replace `path` by `data`: a reader sees the old or the new content, also after a power cut.
+
+    Temporary name in the same folder, fsync, rename, fsync of the folder (rename(2), fsync(2)). Raises OSError;
+    then the old file is as it was.
+    """
+    target = os.fspath(path)
+    folder = os.path.dirname(target) or "."
+    temporary = f"{folder}/.{os.path.basename(target)}.{os.getpid()}.tmp"
+    try:
+        _write_new(temporary, data, mode)
+        os.rename(temporary, target)
+    except BaseException:
+        _unlink_if_there(temporary)
+        raise
+    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder_fd)
+    finally:
+        os.close(folder_fd)
+
+
+def open_owned(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open a regular file that belongs to us or to root and is no symbolic link.
+
+    Raises UnsafeFileError when it is anything else, OSError as open(2) does (ELOOP for a link).
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+        os.close(fd)
+        raise UnsafeFileError(f"{os.fspath(path)}: not a regular file of ours (owner {found.st_uid})")
+    os.set_blocking(fd, True)
+    return fd
+
+
+def check_folder(folder: str) -> None:
+    """Raise UnsafeFileError when group or others could put files into this folder, or a stranger owns it."""
+    found = os.stat(folder)
+    if found.st_uid not in (0, os.geteuid()):
+        raise UnsafeFileError(f"{folder}: belongs to uid {found.st_uid}, expected root or uid {os.geteuid()}")
+    if found.st_mode & 0o022:
+        raise UnsafeFileError(
+            f"{folder}: mode {stat.S_IMODE(found.st_mode):04o} lets group or others write; expected 0755 or tighter"
+        )
+
+
+def read_at_most(path: str | os.PathLike[str], limit: int) -> bytes:
+    """The first `limit` bytes of a file that is ours (see `open_owned`)."""
+    fd = open_owned(path)
+    try:
+        return os.read(fd, limit)
+    finally:
+        os.close(fd)
+
+
+def _write_new(path: str, data: bytes, mode: int) -> None:
+    _unlink_if_there(path)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _unlink_if_there(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,238 @@
+"""The keeper: one term, its services, its jobs, and the switch that ends them all at the deadline.
+
+State is small: a ledger (term.py), the term's place, services, jobs, locks, and, while a term ends, an `_Ending`.
+The loop calls `turn` after every round. Nothing waits: an ending that takes long is looked at again in the next turn,
+and sockets are served meanwhile.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from supervisor import files, proc
+from supervisor.keeper import kernel, term
+from supervisor.keeper.jobs import Jobs
+from supervisor.keeper.locks import Lock
+from supervisor.keeper.loop import Loop, guard, log, rearm
+from supervisor.keeper.places import Places, TermPlace
+from supervisor.keeper.services import Reply, Services
+
+SWITCH_PATIENCE_NS = 400_000_000
+"""How long the switch waits for emptiness before it freezes and names what is left: below the smallest distance between
+switch and TTL (0.5 s, election-rules.md, Timing), so that it is told before anybody else may claim."""
+_SWEEP_NS = 1_000_000_000
+_ENDING_TICK_S = 0.01
+_IDLE_TICK_S = 1.0
+
+
+class _Ending:
+    """A term on its way out."""
+
+    def __init__(self, place: TermPlace | None, by_ns: int, fired: bool) -> None:
+        self.place = place
+        self.by_ns = by_ns
+        self.fired = fired
+        self.began_ns = kernel.boot_ns()
+        self.waiters: list[Reply] = []
+
+
+class Keeper:
+    """See the module."""
+
+    def __init__(self, run: str, places: Places, loop: Loop) -> None:
+        self._file = f"{run}/keeper.json"
+        self._loop = loop
+        self.places = places
+        self.weak = places.kind != "cgroup"
+        self.tell: Callable[..., None] = lambda name, **fields: None
+        """Sends an event to the supervisor, if there is one."""
+        self.ledger = term.Ledger(over=_remembered(self._file))
+        self.place: TermPlace | None = None
+        self.services = Services(loop, self._event, self.weak)
+        self.jobs = Jobs(loop, self._event)
+        self.locks: dict[int, Lock] = {}
+        self._ending: _Ending | None = None
+        self.leftover: list[TermPlace] = []
+        """Terms that are over although something unkillable is left of them."""
+        self._stale: list[int] = []
+        self._swept_ns = 0
+        self._timer = kernel.boot_timer()
+        loop.add(self._timer, self._timer_rang)
+        self.stopped = False
+
+    def _event(self, name: str, **fields: Any) -> None:
+        self.tell(name, **fields)
+
+    # --- the term -----------------------------------------------------------------------------------------------
+
+    def arm(self, token: int, deadline_ns: int) -> term.Refusal | None:
+        """Start a term or move its deadline on. Raises OSError when the term's place cannot be made."""
+        decided = term.arm(self.ledger, token, deadline_ns, kernel.boot_ns())
+        if isinstance(decided, term.Refusal):
+            return decided
+        if self.place is None:
+            self._sweep()
+            if self.leftover or self._stale:
+                return term.Refusal("unkillable", f"processes of an earlier term live: {self._leftover_pids()}")
+            self.place = self.places.open_term(token)
+            if self.place.events is not None:
+                events = self.place.events
+                self._loop.add(events, lambda _: rearm(events), _PRI)
+        self.ledger = decided
+        kernel.set_timer(self._timer, deadline_ns)
+        return None
+
+    def begin_end(self, token: int, by_ns: int, reply: Reply) -> None:
+        """End a term; the reply comes when nothing of it is left, or at `by_ns`."""
+        decided = term.begin_end(self.ledger, token)
+        if isinstance(decided, term.Refusal):
+            reply(decided.error, decided.message)
+            return
+        if self._ending is None and decided.term is not None:
+            self._start_ending(decided, by_ns, fired=False)
+        elif self._ending is None:
+            self.ledger = decided
+            self._remember()
+            pids = self._leftover_pids()
+            reply(None, "", clean=not pids, unkillable=pids, took_ms=0)
+            return
+        if self._ending is not None:
+            self._ending.by_ns = min(self._ending.by_ns, by_ns)
+            self._ending.waiters.append(reply)
+
+    def _start_ending(self, decided: term.Ledger, by_ns: int, fired: bool) -> None:
+        self.ledger = decided
+        kernel.set_timer(self._timer, None)
+        self._ending = _Ending(self.place, by_ns, fired)
+        if self.place is not None:
+            guard(self.place.kill)
+        guard(self.places.shut)
+        self._remember()
+
+    def _timer_rang(self, _: int) -> None:
+        try:
+            os.read(self._timer, 8)
+        except BlockingIOError:
+            return
+
+    # --- turns --------------------------------------------------------------------------------------------------
+
+    def tick_s(self) -> float:
+        """How long the loop may sleep when nothing happens."""
+        return _ENDING_TICK_S if self._ending is not None else _IDLE_TICK_S
+
+    def turn(self) -> None:
+        """After every round of the loop: the switch, the ending under way, the slow checks."""
+        now = kernel.boot_ns()
+        if term.switch_due(self.ledger, now) and self.ledger.term is not None:
+            decided = term.begin_end(self.ledger, self.ledger.term.token)
+            if isinstance(decided, term.Ledger):
+                self._start_ending(decided, now + SWITCH_PATIENCE_NS, fired=True)
+        if self._ending is not None:
+            guard(self._step, self._ending, now)
+        if self.weak or now - self._swept_ns >= _SWEEP_NS:
+            guard(self.services.look_at_all)
+            guard(self.jobs.look_at_all)
+        if now - self._swept_ns >= _SWEEP_NS and self._ending is None:
+            guard(self._sweep)
+
+    def _step(self, ending: _Ending, now_ns: int) -> None:
+        place = ending.place
+        step = term.end_step(place is not None and place.populated(), now_ns, ending.by_ns)
+        if step == "remove" and place is not None:
+            self._unwatch(place)
+            if not place.discard():  # something entered between the look and the removal
+                step = "wait" if now_ns < ending.by_ns else "freeze"
+        if step == "wait" and place is not None:
+            place.kill()
+        elif step == "freeze" and place is not None:
+            place.kill()
+            self._finish(ending, place, place.freeze())
+        elif step == "remove":
+            self._finish(ending, None, [])
+
+    def _finish(self, ending: _Ending, left: TermPlace | None, pids: list[int]) -> None:
+        over = self.ledger.term
+        self._ending = None
+        self.place = None
+        self.ledger = term.finish_end(self.ledger)
+        if left is not None:
+            self.leftover.append(left)
+        self.services.drop_all(term_removed=left is None)
+        self.jobs.drop_all(term_removed=left is None)
+        self._drop_locks()
+        result = {
+            "clean": not pids,
+            "unkillable": pids,
+            "pending": all(proc.kill_pending(pid) for pid in pids),
+            "took_ms": round((kernel.boot_ns() - ending.began_ns) / 1e6, 3),
+        }
+        log(f"term {over.token if over else '?'} is over: {json.dumps(result)}")
+        for reply in ending.waiters:
+            reply(None, "", **result)
+        if ending.fired and over is not None:
+            self.tell("fired", token=over.token, **result)
+
+    def _drop_locks(self) -> None:
+        """Forget lock files, those excepted that something unkillable still holds."""
+        kept = {service.lock.gpu for service in self.services.all.values() if service.lock is not None}
+        kept |= {job.lock.gpu for job in self.jobs.all if job.lock is not None}
+        for gpu in [gpu for gpu in self.locks if gpu not in kept]:
+            self.locks.pop(gpu).close()
+
+    def _unwatch(self, place: TermPlace) -> None:
+        self._loop.remove(place.events)
+        for service in self.services.all.values():
+            self._loop.remove(None if service.box is None else service.box.events)
+
+    def _sweep(self) -> None:
+        self._swept_ns = kernel.boot_ns()
+        self.jobs.drop_idle()
+        for place in list(self.leftover):
+            if not place.populated() and place.discard():
+                self.leftover.remove(place)
+                self.services.drop_all(term_removed=True)
+                self.jobs.drop_all(term_removed=True)
+                self._drop_locks()
+                self.tell("cleared", token=place.token)
+        keep = [place.token for place in self.leftover]
+        if self.place is not None:
+            keep.append(self.place.token)
+        found = self.places.sweep(keep)
+        if found:
+            log(f"folders of terms that are over: {found}")
+        if max(found, default=0) > self.ledger.over and self.place is None:
+            self.ledger = self.ledger._replace(over=max(found))
+            self._remember()
+        self._stale = self.places.sweep(keep) if found else []
+
+    def _leftover_pids(self) -> list[int]:
+        return sorted(pid for place in self.leftover for pid in place.freeze())
+
+    def start_up(self) -> None:
+        """A new keeper: what an earlier one left below its parent has nobody to end it, so it ends now."""
+        guard(self._sweep)
+        guard(self.places.shut)
+
+    def _remember(self) -> None:
+        data = json.dumps({"version": 1, "over": self.ledger.over}).encode() + b"\n"
+        guard(files.write_atomically, self._file, data)
+
+
+_PRI = 2  # select.EPOLLPRI
+
+
+def _remembered(path: str) -> int:
+    """The highest token that is over, as an earlier keeper wrote it. A corrupt file is set aside."""
+    try:
+        over = json.loads(files.read_at_most(path, 4096))["over"]
+        if isinstance(over, int) and not isinstance(over, bool):
+            return over
+        raise ValueError(f"over: {over!r}")
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log(f"{path}: {error}; set aside")
+        guard(os.rename, path, path + ".corrupt")
+        return 0

@@ -1,0 +1,65 @@
+"""One thread, one epoll. A handler that fails is logged; the loop goes on."""
+
+import os
+import select
+import sys
+import traceback
+from collections.abc import Callable
+
+Handler = Callable[[int], None]
+"""Called with the epoll events of its fd. May be called without cause: fds are reused within one round."""
+
+
+class Loop:
+    """Calls handlers of fds that are ready."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Handler] = {}
+
+    def add(self, fd: int, handler: Handler, events: int = select.EPOLLIN) -> None:
+        """Watch an fd."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, events)
+
+    def change(self, fd: int, events: int) -> None:
+        """Watch for other events from now on."""
+        self._epoll.modify(fd, events)
+
+    def remove(self, fd: int | None) -> None:
+        """Watch it no longer; to be called before the fd is closed."""
+        if fd is not None and self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def once(self, timeout_s: float) -> None:
+        """One round: wait at most `timeout_s`, then call what is ready."""
+        for fd, events in self._epoll.poll(timeout_s):
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                guard(handler, events)
+
+
+def guard(action: Callable[..., object], *args: object) -> bool:
+    """Call it; log what it raises. The edge of every task of the keeper: False when it failed."""
+    try:
+        action(*args)
+    except Exception:  # noqa: BLE001 - the keeper must outlive every surprise
+        log(traceback.format_exc())
+        return False
+    return True
+
+
+def log(text: str) -> None:
+    """To stderr (`<run>/keeper.log`); a full disk must not stop the keeper."""
+    try:
+        os.write(sys.stderr.fileno(), f"keeper[{os.getpid()}]: {text.rstrip()}\n".encode("utf-8", "replace"))
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def rearm(events_fd: int) -> None:
+    """Read cgroup.events once, so that the next change wakes us again (kernfs poll)."""
+    try:
+        os.pread(events_fd, 4096, 0)
+    except OSError:
+        return
