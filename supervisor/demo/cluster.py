@@ -220,7 +220,7 @@ class DemoCluster:
         """Of every process that the demo starts: none of our own variables, and a way to find the package."""
         environ = {key: value for key, value in os.environ.items() if not key.startswith("GPUWARD_")}
         if str(_SOURCE) not in sysconfig.get_paths().values():
-            environ["PYTHONPATH"] = str(_SOURCE)
+            environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_SOURCE), environ.get("PYTHONPATH"))))
         return environ
 
     def _write_config(self, node: DemoNode) -> None:
@@ -258,8 +258,8 @@ class DemoCluster:
             sample.DEVICE: str(device_file(node.folder / "gpu", 0)),
             sample.TURNS: str(node.turns_file),
         }
-        if "PYTHONPATH" in self._environ():
-            environ["PYTHONPATH"] = str(_SOURCE)
+        if path := self._environ().get("PYTHONPATH"):
+            environ["PYTHONPATH"] = path
         return {
             "command": [sys.executable, "-I", "-S", sample.__file__],
             "env": environ,
