@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import structlog
+
 from election.store import Change, ErrorClass
 from election.stores import etcd_wire as wire
 from election.stores.etcd_transport import Messages, RefusedError, Transport
@@ -21,6 +23,8 @@ CREATE = 2.0
 """Seconds within which a member must have confirmed a new stream."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds between a failed stream and the next try; doubled each time."""
+
+log = structlog.get_logger()
 
 
 class Watch:
@@ -47,8 +51,8 @@ class Watch:
                             yield change
             except TimeoutError:
                 continue
-            except (RefusedError, wire.MalformedError):
-                await self._fail()
+            except (RefusedError, wire.MalformedError) as error:
+                await self._fail(error)
 
     @asynccontextmanager
     async def _created(self) -> AsyncIterator[Messages]:
@@ -100,8 +104,12 @@ class Watch:
         self._next_revision = 0
         return RefusedError(ErrorClass.TRANSIENT, why)
 
-    async def _fail(self) -> None:
+    async def _fail(self, error: Exception) -> None:
         """On to the next member, after a pause; what happens meanwhile is told from the old revision on."""
+        if self._transport.closed:
+            return
+        endpoint = self._transport.endpoints[self._index]
+        log.info("watch moves on", prefix=self._prefix, endpoint=endpoint, cause=str(error), pause=self._pause)
         self._gap = True
         self._index = self._transport.after(self._index)
         await asyncio.sleep(self._pause)

@@ -1,0 +1,411 @@
+"""What only a store on the network must stand: members that are gone, stopped, cut off, or are not etcd at all."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from structlog.testing import capture_logs
+
+from election.clock import BootClock
+from election.store import Change, ErrorClass, ModIs, Put, StoreError, Txn
+from election.stores import etcd_watch
+from election.stores.etcd_http import EtcdStore
+from supervisor.demo.etcd_cluster import EtcdCluster
+from tests.bed.etcd import etcd_cluster
+
+CLOCK = BootClock()
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def soon(seconds: float = 5.0) -> float:
+    return CLOCK.now() + seconds
+
+
+@pytest.fixture
+def root() -> str:
+    return f"/etcd/{uuid.uuid4().hex}/"
+
+
+@asynccontextmanager
+async def store_on(*endpoints: str) -> AsyncIterator[EtcdStore]:
+    store = EtcdStore(endpoints, clock=CLOCK)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def server(handler: Handler) -> AsyncIterator[str]:
+    """An HTTP server on loopback that answers every POST with `handler`; its address."""
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handler)
+    async with TestServer(app) as running:
+        yield str(running.make_url("")).rstrip("/")
+
+
+async def put(store: EtcdStore, key: str, value: bytes = b"x", deadline: float | None = None) -> int:
+    return (await store.commit(Txn((), (Put(key, value),)), deadline=deadline or soon())).revision
+
+
+async def works_again(store: EtcdStore, key: str, within: float = 10.0) -> float:
+    """Seconds until a put succeeds; each attempt has half a second."""
+    start = CLOCK.now()
+    while not await succeeds(store, key):
+        assert CLOCK.now() - start < within
+        await asyncio.sleep(0.02)
+    return CLOCK.now() - start
+
+
+async def succeeds(store: EtcdStore, key: str) -> bool:
+    try:
+        await put(store, key, deadline=soon(0.5))
+    except StoreError as error:
+        if error.kind is not ErrorClass.TRANSIENT:
+            raise
+        return False
+    return True
+
+
+async def until_none(watch: AsyncGenerator[Change | None, None], within: float = 10.0) -> None:
+    async with asyncio.timeout(within):
+        while await anext(watch) is not None:
+            pass
+
+
+async def until_change(watch: AsyncGenerator[Change | None, None], value: bytes) -> None:
+    async with asyncio.timeout(10):
+        while (change := await anext(watch)) is None or change.value != value:
+            pass
+
+
+async def eventually(seen: Callable[[], bool], within: float = 10.0) -> None:
+    deadline = soon(within)
+    while not seen():
+        assert CLOCK.now() < deadline
+        await CLOCK.sleep_until(CLOCK.now() + 0.02)
+
+
+def in_order(cluster: EtcdCluster, first: int) -> list[str]:
+    return cluster.endpoints[first:] + cluster.endpoints[:first]
+
+
+async def test_a_stopped_member_costs_one_deadline_and_then_the_next_one_answers(
+    own_etcd: EtcdCluster, root: str
+) -> None:
+    member = (own_etcd.leader() + 1) % 3
+    async with store_on(*in_order(own_etcd, member)) as store:
+        await put(store, root + "a")
+        own_etcd.stop(member)
+        start = CLOCK.now()
+        with pytest.raises(StoreError, match="no answer by the deadline") as caught:
+            await put(store, root + "a", deadline=soon(0.5))
+        assert 0.45 < CLOCK.now() - start < 0.8
+        assert (caught.value.kind, caught.value.sent) == (ErrorClass.TRANSIENT, True)
+        assert own_etcd.endpoints[member] in str(caught.value)
+        await put(store, root + "a", deadline=soon(2))
+
+
+async def test_writes_work_again_after_the_leader_was_killed(own_etcd: EtcdCluster, root: str) -> None:
+    leader = own_etcd.leader()
+    async with store_on(*in_order(own_etcd, leader)) as store:
+        lease = (await store.grant(60, deadline=soon())).lease
+        own_etcd.kill(leader)
+        assert await works_again(store, root + "a") < 5
+        assert await store.keepalive(lease, deadline=soon()) == 60
+
+
+async def test_without_any_member_a_call_says_at_once_where_it_tried_and_that_nothing_was_sent(
+    own_etcd: EtcdCluster, root: str
+) -> None:
+    async with store_on(*own_etcd.endpoints) as store:
+        await put(store, root + "a")
+        for member in range(3):
+            own_etcd.kill(member)
+        with pytest.raises(StoreError) as caught:
+            await store.read([root], deadline=soon())
+        with pytest.raises(StoreError) as again:
+            await put(store, root + "a")
+        assert (again.value.kind, again.value.sent) == (ErrorClass.TRANSIENT, False)
+    assert caught.value.kind is ErrorClass.TRANSIENT
+    for endpoint in own_etcd.endpoints:
+        assert endpoint in str(caught.value)
+    assert "Connect call failed" in str(caught.value)
+
+
+async def test_with_every_member_stopped_a_call_ends_at_its_deadline(own_etcd: EtcdCluster, root: str) -> None:
+    async with store_on(*own_etcd.endpoints) as store:
+        for member in range(3):
+            own_etcd.stop(member)
+        start = CLOCK.now()
+        with pytest.raises(StoreError) as caught:
+            await store.read([root], deadline=soon(0.4))
+        assert 0.35 < CLOCK.now() - start < 0.7
+    assert caught.value.kind is ErrorClass.TRANSIENT
+
+
+async def test_a_read_in_a_member_without_leader_ends_at_its_deadline_as_transient(
+    own_etcd: EtcdCluster, root: str
+) -> None:
+    leader = own_etcd.leader()
+    alone = (leader + 1) % 3
+    async with store_on(own_etcd.endpoints[alone]) as store:
+        own_etcd.kill(leader)
+        own_etcd.kill((leader + 2) % 3)
+        for call in (store.read([root], deadline=soon(0.4)), store.keepalive(0x77, deadline=soon(0.4))):
+            with pytest.raises(StoreError) as caught:
+                await call
+            assert caught.value.kind is ErrorClass.TRANSIENT
+
+
+async def test_a_gateway_that_is_off_is_unsupported_and_the_flag_is_named(root: str) -> None:
+    with etcd_cluster(1, ["--enable-grpc-gateway=false"]) as cluster:
+        async with store_on(*cluster.endpoints) as store:
+            with pytest.raises(StoreError, match="--enable-grpc-gateway") as caught:
+                await store.read([root], deadline=soon())
+            assert caught.value.kind is ErrorClass.UNSUPPORTED
+            assert cluster.endpoints[0] in str(caught.value)
+
+
+async def fill(store: EtcdStore, root: str) -> None:
+    for count in range(100):
+        await put(store, f"{root}{count}", bytes(20_000))
+
+
+async def test_a_full_etcd_is_out_of_space_and_says_so_in_its_status(root: str) -> None:
+    with etcd_cluster(1, ["--quota-backend-bytes=200000"]) as cluster:
+        async with store_on(*cluster.endpoints) as store:
+            with pytest.raises(StoreError) as caught:
+                await fill(store, root)
+            assert caught.value.kind is ErrorClass.NO_SPACE
+            assert "quota" in str(caught.value)
+            (status,) = await store.status(deadline=soon())
+            assert any("NOSPACE" in alarm for alarm in status.alarms)
+
+
+async def test_etcd_with_authentication_refuses_us_as_auth(root: str) -> None:
+    with etcd_cluster(1) as cluster:
+        cluster.etcdctl("user", "add", "root:secret")
+        cluster.etcdctl("user", "grant-role", "root", "root")
+        cluster.etcdctl("auth", "enable")
+        async with store_on(*cluster.endpoints) as store:
+            with pytest.raises(StoreError) as caught:
+                await store.read([root], deadline=soon())
+            assert caught.value.kind is ErrorClass.AUTH
+
+
+NONSENSE: dict[str, Callable[[], web.Response]] = {
+    "500": lambda: web.Response(status=500, text="oops"),
+    "html": lambda: web.Response(text="<html>Welcome</html>", content_type="text/html"),
+    "html 502": lambda: web.Response(status=502, text="<html>Bad gateway</html>", content_type="text/html"),
+    "empty": lambda: web.Response(body=b""),
+    "json cut off": lambda: web.Response(text='{"header":{"revision":"7"'),
+    "empty object": lambda: web.json_response({}),
+    "list": lambda: web.json_response([1]),
+    "null": lambda: web.json_response(None),
+    "redirect": lambda: web.Response(status=307, headers={"Location": "/elsewhere"}),
+    "wrong types": lambda: web.json_response({"header": {"revision": {}}, "succeeded": "yes", "result": 5, "ID": []}),
+    "wrong header": lambda: web.json_response({"header": 7, "responses": "none", "ID": "1", "TTL": "1e9"}),
+    "unknown error": lambda: web.json_response({"code": 99, "message": "who knows"}, status=500),
+    "odd error": lambda: web.json_response({"error": {"code": "x"}}, status=400),
+    "not utf-8": lambda: web.Response(body=b'{"a":"\xff\xfe"}'),
+    "wrong length": lambda: web.Response(body=b"{}", headers={"Content-Encoding": "gzip"}),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+async def test_nonsense_in_place_of_an_answer_is_transient(name: str, root: str) -> None:
+    async def nonsense(request: web.Request) -> web.Response:
+        await request.read()
+        return NONSENSE[name]()
+
+    async with server(nonsense) as endpoint, store_on(endpoint) as store:
+        calls = (
+            store.read([root], deadline=soon()),
+            store.grant(9, deadline=soon()),
+            store.keepalive(7, deadline=soon()),
+            store.commit(Txn((ModIs(root, 0),), (Put(root, b"x"),)), deadline=soon()),
+            store.revoke(7, deadline=soon()),
+        )
+        for call in calls:
+            with pytest.raises(StoreError) as caught:
+                await call
+            assert caught.value.kind is ErrorClass.TRANSIENT, caught.value
+            assert endpoint in str(caught.value)
+        assert (await store.status(deadline=soon()))[0].endpoint == endpoint
+
+
+async def test_a_read_leaves_nonsense_for_the_next_endpoint_within_its_deadline(etcd: EtcdCluster, root: str) -> None:
+    async def nonsense(request: web.Request) -> web.Response:
+        return web.Response(text="<html>Welcome</html>")
+
+    async with server(nonsense) as endpoint, store_on(endpoint, *etcd.endpoints) as store:
+        assert (await store.read([root], deadline=soon())).entries == ()
+
+
+async def test_a_refused_connection_is_left_for_the_next_endpoint_by_a_commit_too(
+    etcd: EtcdCluster, root: str, unused_tcp_port: int
+) -> None:
+    async with store_on(f"http://127.0.0.1:{unused_tcp_port}", *etcd.endpoints) as store:
+        await put(store, root + "a")
+
+
+@pytest.mark.parametrize("how", ["connection cut", "502"])
+async def test_a_commit_whose_reply_was_lost_is_applied_once_and_not_repeated(
+    etcd: EtcdCluster, root: str, how: str
+) -> None:
+    passed_on = []
+
+    async def lose_reply(request: web.Request) -> web.Response:
+        body = await request.read()
+        async with aiohttp.request("POST", etcd.endpoints[0] + request.path, data=body) as reply:
+            passed_on.append(await reply.json())
+        if how == "502":
+            return web.Response(status=502)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with server(lose_reply) as endpoint, store_on(endpoint, etcd.endpoints[1]) as store:
+        with pytest.raises(StoreError) as caught:
+            await put(store, root + "a", b"once")
+        assert (caught.value.kind, caught.value.sent) == (ErrorClass.TRANSIENT, True)
+        assert len(passed_on) == 1
+        entry = (await store.read([root + "a"], deadline=soon())).get(root + "a")
+    assert entry is not None
+    assert entry.mod_revision == int(passed_on[0]["header"]["revision"])
+
+
+async def test_a_keepalive_whose_reply_was_lost_is_repeated_elsewhere(etcd: EtcdCluster) -> None:
+    async def lose_reply(request: web.Request) -> web.Response:
+        await request.read()
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with (
+        server(lose_reply) as endpoint,
+        store_on(etcd.endpoints[1]) as direct,
+        store_on(endpoint, etcd.endpoints[1]) as store,
+    ):
+        lease = (await direct.grant(60, deadline=soon())).lease
+        assert await store.keepalive(lease, deadline=soon()) == 60
+
+
+async def test_status_names_the_leader_and_what_is_wrong_with_each_member(own_etcd: EtcdCluster) -> None:
+    leader = own_etcd.leader()
+    gone = (leader + 1) % 3
+    own_etcd.kill(gone)
+    async with store_on(*own_etcd.endpoints) as store:
+        found = await store.status(deadline=soon(2))
+    assert [status.endpoint for status in found] == own_etcd.endpoints
+    assert found[leader].leader == found[leader].member != 0
+    assert found[leader].version.startswith("3.")
+    assert found[leader].db_size > 0
+    assert found[leader].error is None
+    assert "Connect call failed" in str(found[gone].error)
+
+
+async def test_a_watch_survives_the_death_of_its_member_and_of_the_leader(own_etcd: EtcdCluster, root: str) -> None:
+    leader = own_etcd.leader()
+    async with store_on(*in_order(own_etcd, leader)) as store, aclosing(store.watch(root)) as watch:
+        await until_none(watch)
+        own_etcd.kill(leader)
+        await works_again(store, root + "a")
+        await until_none(watch)
+        await put(store, root + "a", b"after")
+        await until_change(watch, b"after")
+
+
+async def test_a_watch_leaves_a_stopped_member_and_tells_what_happened_meanwhile(
+    own_etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_watch, "SILENCE", 0.4)
+    monkeypatch.setattr(etcd_watch, "CREATE", 0.4)
+    member = (own_etcd.leader() + 1) % 3
+    async with store_on(*in_order(own_etcd, member)) as store, aclosing(store.watch(root)) as watch:
+        await until_none(watch)
+        own_etcd.stop(member)
+        async with store_on(*in_order(own_etcd, (member + 1) % 3)) as other:
+            revision = await put(other, root + "a", b"meanwhile")
+        async with asyncio.timeout(5):
+            assert await anext(watch) is None
+            assert await anext(watch) == Change(root + "a", revision, b"meanwhile", 0, 0)
+
+
+async def test_a_watch_leaves_a_member_that_lost_its_leader_and_comes_back(own_etcd: EtcdCluster, root: str) -> None:
+    leader = own_etcd.leader()
+    others = [(leader + 1) % 3, (leader + 2) % 3]
+    async with store_on(own_etcd.endpoints[leader]) as store, aclosing(store.watch(root)) as watch:
+        await until_none(watch)
+        with capture_logs() as logs:
+            for member in others:
+                own_etcd.kill(member)
+            again = asyncio.create_task(until_none(watch, within=20))
+            await eventually(lambda: any("no leader" in line["cause"] for line in logs))
+        own_etcd.restart(*others)
+        await again
+        await put(store, root + "a", b"after")
+        await until_change(watch, b"after")
+
+
+async def test_a_quiet_watch_is_made_anew_without_losing_or_repeating_anything(
+    etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_watch, "SILENCE", 0.02)
+    async with store_on(*etcd.endpoints) as store, aclosing(store.watch(root)) as watch:
+        await until_none(watch)
+
+        async def write() -> list[int]:
+            revisions = []
+            for count in range(40):
+                revisions.append(await put(store, root + "a"))
+                await asyncio.sleep(0.001 * (7 * count % 45))
+            return revisions
+
+        writing = asyncio.create_task(write())
+        async with asyncio.timeout(10):
+            changes = [await anext(watch) for _ in range(40)]
+        assert [change.mod_revision if change else None for change in changes] == await writing
+
+
+async def test_a_watch_whose_place_was_compacted_away_says_so_and_goes_on(
+    own_etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store_on(*own_etcd.endpoints) as store, aclosing(store.watch(root)) as watch:
+        monkeypatch.setattr(etcd_watch, "SILENCE", 0.3)
+        await until_none(watch)
+        await put(store, root + "a", b"first")
+        await until_change(watch, b"first")
+        for _ in range(5):
+            last = await put(store, "/elsewhere")
+        await asyncio.to_thread(own_etcd.etcdctl, "compact", str(last))
+        await until_none(watch)
+        await put(store, root + "a", b"second")
+        await until_change(watch, b"second")
+
+
+async def test_a_watch_on_something_that_is_not_etcd_keeps_trying_without_haste(root: str) -> None:
+    asked = []
+
+    async def nonsense(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response({"result": {"created": "perhaps"}})
+
+    async with server(nonsense) as endpoint, store_on(endpoint) as store, aclosing(store.watch(root)) as watch:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await anext(watch)
+    assert 3 <= len(asked) <= 6
+    assert set(asked) == {"/v3/watch"}
+
+
+@pytest.mark.parametrize("endpoints", [[], ["127.0.0.1:2379"], "http://127.0.0.1:2379"])
+def test_endpoints_that_cannot_work_are_refused_at_once(endpoints: list[str]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        EtcdStore(endpoints, clock=CLOCK)
