@@ -10,9 +10,7 @@ class Line:
     holder: str | None = None
     """As the keeper names it: a service or job; None: free."""
     holder_pid: int | None = None
-    freed_from: str | None = None
-    """Who held it before it was last free."""
-    freed_at: float | None = None
+    _last_held: dict[str, float] = field(default_factory=dict)
     _places: dict[str, tuple[int, int]] = field(default_factory=dict)
     _arrivals: int = 0
 
@@ -34,13 +32,16 @@ class Line:
 
     def free(self, now: float) -> None:
         if self.holder is not None:
-            self.freed_from, self.freed_at = self.holder, now
+            self._last_held[self.holder] = now
         self.holder = self.holder_pid = None
 
-    def other_holder(self, name: str, now: float, within: float = 0.0) -> str | None:
-        """Who else holds it, or held it up to `within` seconds ago; None: nobody that the keeper knows of."""
-        if self.holder is not None and self.holder != name:
-            return self.holder
-        if self.freed_at is not None and self.freed_from != name and now - self.freed_at < within:
-            return self.freed_from
-        return None
+    def held_by(self, name: str, since: float) -> bool:
+        """Whether `name` holds it, or held it at any moment from `since` on."""
+        return self.holder == name or self._last_held.get(name, float("-inf")) >= since
+
+    def other_holder(self, name: str, since: float) -> str | None:
+        """Who else holds it, or held it at any moment from `since` on; None: nobody that the keeper knows of."""
+        if self.holder is not None:
+            return None if self.holder == name else self.holder
+        others = {who: at for who, at in self._last_held.items() if who != name and at >= since}
+        return max(others, key=others.__getitem__, default=None)

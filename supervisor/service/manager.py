@@ -16,7 +16,7 @@ from supervisor.service.hand import Keeper, Shared
 from supervisor.service.line import Line
 from supervisor.service.messages import Emptied, Exited, Look, Reset, Restart, Stop
 from supervisor.service.order import Surroundings
-from supervisor.service.runner import Runner
+from supervisor.service.runner import KILL_WAIT, Runner
 from supervisor.service.states import ALIVE, State
 
 LIFE_EVERY = 0.25
@@ -44,10 +44,11 @@ class Services:
         """`gpus` by index. `on_event` gets a sentence for each change of state and each trouble."""
         self.life = clock.now()
         """Boot-time seconds of the last sign of life of `run`."""
+        self.clock = clock
+        self.gpus = gpus
         self.lines = {
             index: Line() for index in {*gpus, *(spec.gpu for spec in specs.values() if spec.gpu is not None)}
         }
-        self._clock = clock
         self._tell = on_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
         shared = Shared(
@@ -86,20 +87,23 @@ class Services:
     async def stop_all(self, *, by: float, graceful: bool) -> None:
         """SIGTERM to all (if graceful), kill at each `stop_timeout` or at `by`, whichever comes first.
 
-        Returns when nothing is left, at the latest AFTER_KILL after `by` (boot-time seconds); who is then still there
-        is in `snapshot`. Nothing starts again before the next launch. A second call can only shorten the first.
+        Returns when nothing is left, at the latest AFTER_KILL after `by` (boot-time seconds; infinite: when what
+        survives SIGKILL is quarantined); who is then still there is in `snapshot`. Nothing starts again before the
+        next launch. A second call can only shorten the first.
         """
         tasks = [task for task in self._tasks.values() if not task.done()]
         for name, task in self._tasks.items():
             if not task.done():
                 self.runners[name].post(Stop(by, graceful))
         if tasks:
-            patience = max(by if graceful else 0.0, self._clock.now()) + AFTER_KILL
-            await asyncio.wait(tasks, timeout=patience - self._clock.now())
+            now = self.clock.now()
+            longest = max(runner.spec.stop_timeout for runner in self.runners.values()) + KILL_WAIT
+            patience = min(max(by if graceful else now, now), now + longest) + AFTER_KILL
+            await asyncio.wait(tasks, timeout=patience - now)
 
     async def fence_now(self) -> None:
         """SIGKILL to all, with no grace."""
-        await self.stop_all(by=self._clock.now(), graceful=False)
+        await self.stop_all(by=self.clock.now(), graceful=False)
 
     def keeper_event(self, event: Mapping[str, Any]) -> None:
         """What the keeper tells (see supervisor.keeper.protocol); events that are not about services are ignored."""
@@ -113,7 +117,7 @@ class Services:
             self.lines[event["gpu"]].taken(str(holder.get("service")), holder.get("pid"))
         elif kind == "lock-free" and event.get("gpu") in self.lines:
             line = self.lines[event["gpu"]]
-            line.free(self._clock.now())
+            line.free(self.clock.now())
             following = line.first()
             if following is not None:
                 self._wake(following)
@@ -122,7 +126,7 @@ class Services:
         """Show life until cancelled; then the runners end too, and the processes stay as they are."""
         try:
             while True:
-                self.life = self._clock.now()
+                self.life = self.clock.now()
                 await asyncio.sleep(LIFE_EVERY)
         finally:
             tasks = list(self._tasks.values())
@@ -155,7 +159,7 @@ class Services:
         return [self._row(runner) for runner in self.runners.values()]
 
     def _row(self, runner: Runner) -> dict[str, Any]:
-        now = self._clock.now()
+        now = self.clock.now()
         lock: str | None = runner.spec.lock
         if runner.hand.wants_lock:
             lock = "held" if runner.hand.holds_lock else "waiting" if runner.state is State.WAITING_LOCK else "free"

@@ -149,7 +149,7 @@ class Runner:
             return
         elif self.hand.wants_lock:
             await self._start()
-        elif self._line().other_holder(self.name, self._shared.clock.now()) is None:
+        elif self._line().other_holder(self.name, since=self._shared.clock.now()) is None:
             self._leave_line()
             self._to(State.STARTING, f"GPU {self.spec.gpu} is free")
 
@@ -256,7 +256,7 @@ class Runner:
     def _exit(self, status: int | None) -> Ended:
         """An exit that nobody asked for."""
         if self.spec.gpu is not None and status == BUSY_EXIT << 8:
-            holder = self._line().other_holder(self.name, self._shared.clock.now(), RECENTLY)
+            holder = self._line().other_holder(self.name, since=self._shared.clock.now() - RECENTLY)
             if holder is not None:
                 return Ended(f"left with 75: GPU {self.spec.gpu} is held by {holder}", failure=False, busy=True)
         return Ended(describe(status))
