@@ -91,14 +91,14 @@ async def _demo(store: str, fault: Fault, seconds: float, ttl: int, fmt: str) ->
         screen.notice(Event(boot_time(), f"a cold start waits one TTL ({ttl} s): nothing is known of an earlier term"))
         async with Watcher(cluster, screen.notice) as watcher, screen.live(watcher):
             await _first_start(watcher, 2 * ttl + START_LIMIT)
-            start = boot_time()
-            trouble = await _play(fault, watcher, screen, start + seconds)
+            trouble = await _play(fault, watcher, screen, boot_time() + seconds)
             seen = await _measure(fault, watcher, trouble)
     result = report.summarize(seen)
     if fmt == "json":
         print(json.dumps(result), flush=True)
     else:
-        print("\n".join(report.lines(result, fault.proves, fault.takeovers, screen.events, start)), flush=True)
+        text = screen.untold() + report.lines(result, fault.proves, fault.takeovers)
+        print("\n".join(text), flush=True)
     return 0 if result["ok"] else 1
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from supervisor.demo.watch import Event, Term
+from supervisor.demo.watch import Term
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,9 @@ def failures(result: dict[str, Any], expected: int) -> list[str]:
     return found
 
 
-def lines(result: dict[str, Any], proves: str, expected: int, events: Sequence[Event], start: float) -> list[str]:
-    """For people: a timeline in seconds since all services first ran, and the figures."""
-    text = [f"fault {result['fault']}, store {result['store']}, TTL {result['ttl_s']} s", f"proves: {proves}", ""]
-    text += [f"{event.at - start:8.2f} s  {event.what}" for event in events]
-    text.append("")
+def lines(result: dict[str, Any], proves: str, expected: int) -> list[str]:
+    """For people: what was shown, and the figures."""
+    text = ["", f"fault {result['fault']}, store {result['store']}, TTL {result['ttl_s']} s: {proves}", ""]
     for takeover in result["takeovers"]:
         work = takeover["work_s"]
         text.append(

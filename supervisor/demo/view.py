@@ -1,10 +1,10 @@
-"""The demo on a terminal: a live table. Elsewhere: a plain line per event, on stderr."""
+"""The demo on a terminal: a live table. Elsewhere: a plain line per event."""
 
 import asyncio
 import contextlib
 import sys
-from collections import deque
 from collections.abc import AsyncIterator
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,19 +21,25 @@ LAST_EVENTS = 10
 
 
 class Plain:
-    """Events as lines."""
+    """Events as lines, as they happen."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self.events: list[Event] = []
+        self._stream = stream
         self._start = boot_time()
 
     def notice(self, event: Event) -> None:
         """Keep it and show it."""
         self.events.append(event)
-        self.show(event)
+        print(self.line(event), file=self._stream, flush=True)
 
-    def show(self, event: Event) -> None:
-        print(f"{event.at - self._start:8.2f} s  {event.what}", file=sys.stderr, flush=True)
+    def line(self, event: Event) -> str:
+        """Seconds since the demo began, and what happened."""
+        return f"{event.at - self._start:8.2f} s  {event.what}"
+
+    def untold(self) -> list[str]:
+        """Lines of the timeline that are not on the screen yet."""
+        return []
 
     @contextlib.asynccontextmanager
     async def live(self, _watcher: Watcher) -> AsyncIterator[None]:
@@ -45,12 +51,17 @@ class Terminal(Plain):
     """A table that is drawn again four times a second."""
 
     def __init__(self, console: Console, title: str) -> None:
-        super().__init__()
+        super().__init__(sys.stdout)
         self._console = console
         self._title = title
 
-    def show(self, event: Event) -> None:
-        """The table shows the last events by itself."""
+    def notice(self, event: Event) -> None:
+        """Keep it: the table shows the last ones."""
+        self.events.append(event)
+
+    def untold(self) -> list[str]:
+        """All of them: the table goes away at the end."""
+        return [self.line(event) for event in sorted(self.events, key=lambda event: event.at)]
 
     @contextlib.asynccontextmanager
     async def live(self, watcher: Watcher) -> AsyncIterator[None]:
@@ -68,15 +79,17 @@ class Terminal(Plain):
             await asyncio.sleep(PERIOD)
 
     def _picture(self, watcher: Watcher) -> RenderableType:
-        last = deque(self.events, LAST_EVENTS)
-        lines = [Text(f"{event.at - self._start:8.2f} s  {event.what}") for event in last]
+        last = sorted(self.events, key=lambda event: event.at)[-LAST_EVENTS:]
+        lines = [Text(self.line(event)) for event in last]
         return Group(Text(self._title, style="bold"), _nodes(watcher), _services(watcher), *lines)
 
 
 def for_output(fmt: str, title: str) -> Plain:
     """A table where a person watches, lines where a script reads."""
     console = Console()
-    return Terminal(console, title) if fmt == "text" and console.is_terminal else Plain()
+    if fmt == "json":
+        return Plain(sys.stderr)
+    return Terminal(console, title) if console.is_terminal else Plain(sys.stdout)
 
 
 def _nodes(watcher: Watcher) -> Table:

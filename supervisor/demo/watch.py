@@ -8,6 +8,7 @@ import contextlib
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -166,7 +167,8 @@ class Watcher:
         self._news = asyncio.Event()
 
     def _new_term(self, term: Term) -> None:
-        self._notice(Event(boot_time(), f"{term.node} holds the lock, token {term.token}"))
+        claimed = boot_time() - max(0.0, time.time() - term.since)
+        self._notice(Event(claimed, f"{term.node} holds the lock, token {term.token}"))
 
     async def _poll_status(self, session: aiohttp.ClientSession, node: DemoNode) -> None:
         while True:
