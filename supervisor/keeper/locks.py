@@ -13,12 +13,14 @@ import os
 import time
 from typing import Any
 
+from supervisor import proc
+
 Holder = dict[str, Any]
 """{service, pid, since (wall clock, seconds), token}"""
 
 
 class Busy(Exception):  # noqa: N818 - the field's own word
-    """Somebody has the flock. `holder` is known when it is one of ours."""
+    """Somebody has the flock. `holder.service` is null when it is none of ours."""
 
     def __init__(self, holder: Holder | None) -> None:
         super().__init__("the lock is held")
@@ -33,6 +35,7 @@ class Lock:
         self.path = path
         self._base = base_fd
         self.holder: Holder | None = None
+        self._last: Holder | None = None
         self._description = _read_description(base_fd)
 
     @property
@@ -54,11 +57,20 @@ class Lock:
         except OSError as error:
             os.close(fd)
             if error.errno == errno.EWOULDBLOCK:
-                raise Busy(self.holder) from None
+                raise Busy(self._who()) from None
             raise
-        self.holder = holder
+        self.holder = self._last = holder
         self.describe()
         return fd
+
+    def _who(self) -> Holder | None:
+        """Ours, or one of ours whose duplicate we have closed, or whoever called flock elsewhere."""
+        if self.holder is not None:
+            return self.holder
+        pid = proc.flock_pid(*self.inode)
+        if pid == os.getpid():
+            return self._last
+        return None if pid is None else {"service": None, "pid": pid, "since": None, "token": None}
 
     def left(self, fd: int) -> None:
         """Close our duplicate."""

@@ -9,9 +9,9 @@ Besides the errors named below: `malformed` (a field is wrong), `failed` (the ke
 Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a duration that it would have to keep):
 
     hello   {}                      → {version, pid, containment: cgroup | process-group,
-                                      armed: {token, deadline_ns} | null, ending: bool, over, locks: [gpu], leftover: [token], rss_bytes, memory_locked,
-                                      memory_not_locked_because, services: {name: {pid, start_ticks, cgroup, running,
-                                      empty, lock, since}}}
+                                      armed: {token, deadline_ns} | null, ending: bool, over, locks: [gpu],
+                                      leftover: [token], rss_bytes, memory_locked, memory_not_locked_because,
+                                      services: {name: {pid, start_ticks, cgroup, running, empty, lock, since}}}
     arm     {token, deadline_ns}    → {token, deadline_ns}  starts a term (makes its cgroup) or moves its deadline on.
                                       Refused: `over` (token ≤ the highest that is over), `other-term` (another is
                                       armed or ending), `deadline` (in the past, or before the present one),
@@ -49,8 +49,9 @@ unkillable process of a term that is over has gone). When a term ends its servic
                                     → {ok: false, reason: busy | no-authority, holder?: {service, pid, since, token}}
                                     → {ok: false, reason: no-such-gpu | malformed}
     leave   {}                      → {ok: true}  in mode `scope`, on the connection that entered, which stays open
-                                      until then: the keeper closes its duplicate. The caller stays fenced. Not said (exec, or
-                                      a caller that dies): the duplicate is kept until the caller's cgroup is empty.
+                                      until then: the keeper closes its duplicate. The caller stays fenced. Not
+                                      said (exec, or a caller that dies): the duplicate is kept until the caller's box
+                                      is empty.
 """
 
 CONTROL_SOCKET = "keeper-control.sock"

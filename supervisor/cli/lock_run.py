@@ -1,0 +1,164 @@
+"""`gpuward lock run`: take a lock, then become the command. By exec: no wrapper process stays that a signal could hit.
+
+Imports nothing that is not needed for the case at hand (the whole of it is on the way of every turn on a GPU).
+"""
+
+import os
+import sys
+
+USAGE = """usage: gpuward lock run [--gpu N | --path FILE] [--run-dir DIR] -- COMMAND [ARGUMENT...]
+
+Takes the mutex of a GPU and becomes COMMAND; the lock is held until the last process that inherited it has ended.
+There is no waiting: when it cannot be had, exit 75 at once, with one JSON line on stderr that says why and who has it.
+
+  --gpu N        the GPU's mutex on this node, by its index (default 0). Only while this node has the authority; COMMAND
+                 and all that it starts end with that authority
+  --path FILE    a lock file, made if missing (0640); needs no daemon and is not fenced. FILE may be the lock file of a
+                 GPU: then this is --gpu
+  --run-dir DIR  where the keeper answers; default $GPUWARD_RUN_DIR, else /run/gpuward
+
+exit codes: 75 busy, or no authority on this node · 64 wrong usage · 73 the lock file cannot be used ·
+126, 127 COMMAND cannot be executed, is not found · else what COMMAND gives"""
+
+_USAGE_ERROR = 64  # sysexits.h: EX_USAGE
+_CANNOT_CREATE = 73  # EX_CANTCREAT
+_BUSY = 75  # EX_TEMPFAIL
+_NOT_EXECUTABLE = 126  # sh(1)
+_NOT_FOUND = 127
+
+
+class _Usage(Exception):  # noqa: N818
+    pass
+
+
+def main(argv: list[str]) -> int:
+    """Never returns when the command could be executed; else the exit code (see USAGE)."""
+    try:
+        options, command = _parse(argv)
+    except _Usage as error:
+        if not error.args:
+            print(USAGE)
+            return 0
+        print(f"gpuward lock run: {error}\n{USAGE}", file=sys.stderr)
+        return _USAGE_ERROR
+    run = options.get("--run-dir") or os.environ.get("GPUWARD_RUN_DIR") or "/run/gpuward"
+    path = options.get("--path")
+    gpu = int(options.get("--gpu", "0"))
+    if path is not None:
+        known = _configured(run, path)
+        if known is None:
+            return _run_by_path(path, command)
+        gpu = known
+    return _run_by_gpu(run, gpu, command)
+
+
+def _parse(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    options: dict[str, str] = {}
+    rest = list(argv)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        name, equals, value = rest.pop(0).partition("=")
+        if name in ("-h", "--help"):
+            raise _Usage
+        if name not in ("--gpu", "--path", "--run-dir"):
+            raise _Usage(f"unknown option {name}")
+        if not equals:
+            if not rest:
+                raise _Usage(f"{name} needs a value")
+            value = rest.pop(0)
+        if not value:
+            raise _Usage(f"{name} needs a value")
+        options[name] = value
+    if rest[:1] == ["--"]:
+        rest.pop(0)
+    if "--gpu" in options and "--path" in options:
+        raise _Usage("--gpu and --path exclude each other")
+    if not options.get("--gpu", "0").isdecimal():
+        raise _Usage(f"--gpu: expected an index such as 0, got {options['--gpu']!r}")
+    if not rest:
+        raise _Usage("a command is missing")
+    return options, rest
+
+
+def _configured(run: str, path: str) -> int | None:
+    """The GPU whose lock file this is, by the run folder's list, whatever name or link leads to it."""
+    from supervisor.keeper.protocol import LOCKS_FILE
+
+    try:
+        with open(f"{run}/{LOCKS_FILE}", "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    import json
+
+    try:
+        for gpu, entry in json.loads(content).items():
+            if _same(path, entry["path"]):
+                return int(gpu)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        print(f"gpuward lock run: {run}/{LOCKS_FILE} cannot be read: {error!r}", file=sys.stderr)
+    return None
+
+
+def _same(path: str, other: str) -> bool:
+    if os.path.realpath(path) == os.path.realpath(other):
+        return True
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
+
+
+def _run_by_path(path: str, command: list[str]) -> int:
+    from supervisor.flock import MutexBusy, take_path
+
+    try:
+        fd = take_path(path)
+    except MutexBusy as busy:
+        who = busy.holders[0] if busy.holders else None
+        holder = {
+            "service": None,
+            "pid": None if who is None else who.pid,
+            "since": None,
+            "token": None,
+            "command": None if who is None else who.command,
+        }
+        return _denied({"reason": "busy", "holder": holder, "path": path})
+    except OSError as error:
+        print(f"gpuward lock run: {path}: {error}", file=sys.stderr)
+        return _CANNOT_CREATE
+    print(f"gpuward lock run: {path} is not fenced: it does not end with this node's authority", file=sys.stderr)
+    return _become(fd, command)
+
+
+def _run_by_gpu(run: str, gpu: int, command: list[str]) -> int:
+    from supervisor.keeper.job import Denied, enter
+
+    try:
+        entry = enter(run, gpu, "exec", " ".join(command))
+    except Denied as denied:
+        answer = {"reason": denied.reason, "gpu": gpu, "holder": denied.holder, "message": str(denied)}
+        code = _denied(answer)
+        return code if denied.reason in ("busy", "no-authority") else _USAGE_ERROR
+    entry.close_connection()
+    return _become(entry.fd, command)
+
+
+def _denied(answer: dict[str, object]) -> int:
+    import json
+
+    print(json.dumps(answer), file=sys.stderr)
+    return _BUSY
+
+
+def _become(fd: int, command: list[str]) -> int:
+    """Exec, with the lock's fd inherited on purpose."""
+    os.set_inheritable(fd, True)
+    sys.stderr.flush()
+    try:
+        os.execvp(command[0], command)
+    except FileNotFoundError as error:
+        print(f"gpuward lock run: {command[0]}: {error.strerror}", file=sys.stderr)
+        return _NOT_FOUND
+    except (OSError, ValueError) as error:
+        print(f"gpuward lock run: {command[0]}: {error}", file=sys.stderr)
+        return _NOT_EXECUTABLE

@@ -1,0 +1,277 @@
+"""flock(2) on a lock file named by a path, so that there are never two holders.
+
+Imports next to nothing: it is on the way of every `gpuward lock run`.
+
+A lock file has a second hard link beside it, `.NAME.gpuward`, and *that* is the truth about which inode is the lock. A
+file that was deleted or replaced while it is held is linked back by the next one who looks; never is there a new inode
+while the old one may be flocked. After flock the inode is compared with the links', so an unlink in between leads to a
+new try.
+
+Nothing here ever unlocks (LOCK_UN would take the lock from every process that inherited it): a lock is left by closing,
+and it is free when the last process that inherited it has closed it too.
+
+Not promised: somebody who may write to the folder and deletes both links; file systems without reliable flock are
+refused.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+
+TRIES = 32  # of a taking; each is a race lost against somebody who deletes or replaces the file at that moment
+MODE = 0o640
+_NO_FLOCK = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "afs",
+    "ceph",
+    "lustre",
+    "beegfs",
+    "virtiofs",
+    "ncpfs",
+    "coda",
+)
+"""Types in /proc/self/mountinfo: flock there is emulated, local to one client, or up to mount options (flock(2))."""
+_NO_LINK = (errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class MutexHolder:
+    """A process that has the flock."""
+
+    def __init__(self, pid: int, command: str) -> None:
+        self.pid = pid
+        self.command = command
+
+    def __repr__(self) -> str:
+        return f"{self.command} (pid {self.pid})"
+
+
+class MutexBusy(OSError):  # noqa: N818 - the field's own word
+    """Somebody has the flock. `holders` may be empty: they are not visible to us."""
+
+    def __init__(self, path: str, holders: list[MutexHolder]) -> None:
+        shown = ", ".join(map(repr, holders)) or "not visible from here"
+        super().__init__(errno.EWOULDBLOCK, f"{path} is held by: {shown}")
+        self.holders = holders
+
+
+class MutexUnsafe(OSError):  # noqa: N818
+    """The path cannot be a lock: file system, owner, kind of file, rights of the folder. The message has the advice."""
+
+
+def take_path(path: str | os.PathLike[str]) -> int:
+    """Take the lock named by a path; made if missing (0640). The fd is flocked and close-on-exec.
+
+    Raises MutexBusy at once if it is held, MutexUnsafe, or OSError as open(2) does.
+    """
+    name = os.fspath(path)
+    for _ in range(TRIES):
+        fd = open_true(name)[0]
+        try:
+            if fd >= 0 and flock_now(fd, name) and settle(name, fd):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        if fd >= 0:
+            os.close(fd)
+    raise MutexUnsafe(errno.EAGAIN, f"{name}: somebody deletes or replaces it all the time")
+
+
+def guard_path(path: str) -> str:
+    """The second hard link of a lock file."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.gpuward")
+
+
+def open_true(path: str) -> tuple[int, bool]:
+    """Open the inode that is the lock: (fd, was it made now). fd -1: lost a race, try again."""
+    guard = guard_path(path)
+    try:
+        return _open(guard, os.O_RDWR), False
+    except FileNotFoundError:
+        fresh = True
+    try:
+        fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        fresh = False
+        try:
+            fd = _open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return -1, False
+    try:
+        _link(fd, guard)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            os.close(fd)
+            if error.errno in (errno.EEXIST, errno.ENOENT):
+                return -1, False
+            raise
+    return fd, fresh
+
+
+def _open(path: str, flags: int) -> int:
+    safe = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        fd = os.open(path, flags | safe, MODE)
+    except PermissionError:  # a reader may flock too
+        if flags & os.O_CREAT:
+            raise
+        fd = os.open(path, (flags & ~os.O_ACCMODE) | os.O_RDONLY | safe)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise MutexUnsafe(errno.ELOOP, f"{path}: a symbolic link cannot be a lock file") from None
+        raise
+    try:
+        _check(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check(fd: int, path: str) -> None:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise MutexUnsafe(errno.EINVAL, f"{path}: not a regular file")
+    folder = os.stat(os.path.dirname(path) or ".")
+    if folder.st_mode & 0o002 and found.st_uid not in (0, os.geteuid()):
+        raise MutexUnsafe(
+            errno.EPERM, f"{path}: belongs to uid {found.st_uid}, in a folder that everybody may write to"
+        )
+    kind = file_system(fd)
+    if kind in _NO_FLOCK or kind.startswith("fuse"):
+        raise MutexUnsafe(errno.EOPNOTSUPP, f"{path}: flock is not reliable on {kind}; use a local folder such as /run")
+
+
+def file_system(fd: int) -> str:
+    """The type of the file system that an fd is on, by its mount (/proc/self/fdinfo, proc_pid_mountinfo(5))."""
+    mount = next(line for line in _text(f"/proc/self/fdinfo/{fd}").splitlines() if line.startswith("mnt_id:"))
+    number = mount.split()[1]
+    for line in _text("/proc/self/mountinfo").splitlines():
+        if line.split(" ", 1)[0] == number:
+            return line.partition(" - ")[2].split(" ", 1)[0]
+    return "an unknown file system"
+
+
+def flock_now(fd: int, path: str) -> bool:
+    """flock without waiting: True, or MutexBusy."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise MutexBusy(path, quick_holders(fd)) from None
+    return True
+
+
+def settle(path: str, fd: int) -> bool:
+    """With the flock in hand: is this inode the lock? Then the path is made to say so. False: try again."""
+    guard = inode_at(guard_path(path))
+    mine = inode_of(fd)
+    if guard is None:
+        return inode_at(path) == mine
+    return guard == mine and link_back(path, fd, respect_holder=True)
+
+
+def link_back(path: str, fd: int, *, respect_holder: bool) -> bool:
+    """Make `path` name the inode of `fd`. False: lost a race. Raises MutexBusy when what stands there is held."""
+    there = inode_at(path)
+    if there == inode_of(fd):
+        return True
+    try:
+        if there is None:
+            _link(fd, path)
+            return True
+        return _replace(path, fd, respect_holder)
+    except OSError as error:
+        if error.errno in _NO_LINK:
+            return True  # we may not write to this folder; everybody else goes by the guard too
+        if error.errno in (errno.EEXIST, errno.ENOENT):
+            return False
+        raise
+
+
+def _replace(path: str, fd: int, respect_holder: bool) -> bool:
+    other = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    temporary = f"{guard_path(path)}.{os.getpid()}"
+    try:
+        if respect_holder:
+            flock_now(other, path)
+        if inode_at(temporary) is not None:
+            os.unlink(temporary)
+        _link(fd, temporary)
+        os.rename(temporary, path)
+    finally:
+        os.close(other)
+    return True
+
+
+def _link(fd: int, path: str) -> None:
+    """A hard link to an open file (linkat(2), AT_SYMLINK_FOLLOW on /proc/self/fd)."""
+    os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)  # a src_dir_fd makes Python use linkat
+
+
+def inode_at(path: str) -> tuple[int, int] | None:
+    """(device, inode) of what stands at this path, links not followed."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def inode_of(fd: int) -> tuple[int, int]:
+    """(device, inode) of an open file."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
+# --- who holds it
+
+
+def holders(fd: int) -> list[MutexHolder]:
+    """Processes that have the flock of this file, as /proc/PID/fdinfo shows it (an open file alone is a reader).
+
+    Other users' processes show only to root; the keeper's and supervisor's duplicates show too.
+    """
+    from supervisor import proc
+
+    device, inode = inode_of(fd)
+    return [_holder(pid) for pid in proc.all_pids() if pid != os.getpid() and _hasflock_now(pid, device, inode)]
+
+
+def quick_holders(fd: int) -> list[MutexHolder]:
+    """As `holders`, but by /proc/locks: who called flock, if it still lives. Needs no rights."""
+    from supervisor import proc
+
+    pid = proc.flock_pid(*inode_of(fd))
+    if pid is not None and pid > 0 and proc.stat(pid) is not None:
+        return [_holder(pid)]
+    return holders(fd)
+
+
+def _hasflock_now(pid: int, device: int, inode: int) -> bool:
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            found = os.stat(f"/proc/{pid}/fd/{name}")
+            if (found.st_dev, found.st_ino) == (device, inode) and "FLOCK" in _text(f"/proc/{pid}/fdinfo/{name}"):
+                return True
+    except OSError:
+        return False
+    return False
+
+
+def _holder(pid: int) -> MutexHolder:
+    from supervisor import proc
+
+    found = proc.stat(pid)
+    return MutexHolder(pid, found.comm if found is not None else "?")
