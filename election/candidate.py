@@ -48,8 +48,8 @@ def _advance(state: State, s: StandingBy, now: float, inputs: Inputs, actions: l
     when, why = claimable(s, state, timing)
     if inputs.fit and not s.stale and s.watched is not None and now >= max(when, s.next_claim):
         seen = s.watched.view.signature
-        claiming = Claiming(instance=inputs.fresh_id, seen=seen)
-        return replace(state, phase=claiming), [*actions, e.Claim(inputs.fresh_id, seen, why)]
+        before = replace(s, reading=False)
+        return replace(state, phase=Claiming(inputs.fresh_id, before)), [*actions, e.Claim(inputs.fresh_id, seen, why)]
     if not s.reading and now >= s.next_read:
         s = replace(s, reading=True, stale=False)
         actions = [*actions, e.Read()]
@@ -120,18 +120,24 @@ def claiming(state: State, s: Claiming, event: e.Event, now: float, timing: Timi
     match event:
         case e.Claimed(term=term, t0=t0) if term.instance == s.instance:
             return _begin(state, term, t0, now, timing)
-        case e.ClaimFailed(instance=s.instance, ambiguous=True):
+        case e.Heard():
+            return replace(state, phase=replace(s, before=_hear(s.before, event, now))), []
+        case e.Gap():
+            return replace(state, phase=replace(s, before=replace(s.before, vanished=0))), []
+        case e.ClaimFailed(instance=s.instance, outcome="ambiguous"):
             reading = replace(s, lease=event.lease, t0=event.t0, reading_back=True)
             note = e.Note(f"the claim got no answer ({event.why}); reading back")
             return replace(state, phase=reading), [note, e.Read()]
+        case e.ClaimFailed(instance=s.instance, outcome="refused"):
+            return _abandon(state, s, event.lease, event.why, now, claim_again=now)
         case e.ClaimFailed(instance=s.instance):
-            return _abandon(state, s, event.lease, event.why, now, timing)
+            return _abandon(state, s, event.lease, event.why, now, claim_again=now + timing.retry)
         case e.Viewed() if s.reading_back:
             return _read_back(state, s, event.view, now, timing)
         case e.ReadFailed() if s.reading_back:
             return replace(state, phase=replace(s, next_read=now + timing.retry)), []
         case e.Tick() if s.reading_back and now >= s.t0 + timing.give_up:
-            return _abandon(state, s, s.lease, "the claim could not be read back in time", now, timing)
+            return _abandon(state, s, s.lease, "the claim could not be read back in time", now, claim_again=now)
         case e.Tick() if s.reading_back and now >= s.next_read:
             return replace(state, phase=replace(s, next_read=NEVER)), [e.Read()]
         case _:
@@ -143,13 +149,13 @@ def _read_back(state: State, s: Claiming, view: View, now: float, timing: Timing
     attached = leader is not None and view.leader_lease == s.lease and leader.instance == s.instance
     if attached and term is not None and term.instance == s.instance:
         return _begin(state, e.Term(s.instance, view.term_mod, s.lease, term.began), s.t0, now, timing)
-    return _abandon(state, s, s.lease, "the claim was not applied", now, timing)
+    return _abandon(state, s, s.lease, "the claim was not applied", now, claim_again=now + timing.retry)
 
 
-def _abandon(state: State, s: Claiming, lease: int, why: str, now: float, timing: Timing) -> Step:
+def _abandon(state: State, s: Claiming, lease: int, why: str, now: float, *, claim_again: float) -> Step:
     """It may still arrive: with its lease revoked it cannot be applied, and its instance is never adopted (rule 7).
     Nothing was ever started under that instance, so it counts as gone."""
-    phase = StandingBy(next_read=now, next_claim=now + timing.retry)
+    phase = replace(s.before, stale=True, next_read=now, next_claim=claim_again)
     actions: list[e.Action] = [e.Note(f"claim abandoned: {why}")]
     return replace(state, phase=phase).without(s.instance), [*actions, *([e.Revoke(lease)] if lease else [])]
 

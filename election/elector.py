@@ -9,7 +9,8 @@ import asyncio
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import structlog
 
@@ -22,6 +23,8 @@ from election.store import Change, Committed, ErrorClass, LockStore, StoreError,
 from election.timing import LIFE, Timing
 
 log = structlog.get_logger()
+
+Work = Callable[[], Coroutine[Any, Any, None]]
 
 BEAT = 0.25
 """Seconds. The loop looks at the clock at least this often: it notices oversleeping, and acts on fitness."""
@@ -93,6 +96,9 @@ class Elector:
         self._events: asyncio.Queue[e.Event] = asyncio.Queue()
         self._calls: set[asyncio.Task[None]] = set()
         self._read: asyncio.Task[None] | None = None
+        self.seen: record.View | None = None
+        """What the last answered read showed, and when (boot-time seconds): for display."""
+        self.seen_at = 0.0
         self._offset = clock.wall() - clock.now()
 
     # --- for the host
@@ -103,6 +109,10 @@ class Elector:
 
     def leads(self) -> bool:
         return machine.leads(self.state, self._clock.now(), self.timing)
+
+    def last_holder(self) -> str | None:
+        """Whose term the last read before this one's own showed, for people."""
+        return self.seen.term.node if self.seen is not None and self.seen.term is not None else None
 
     def authority_until(self) -> float:
         return machine.authority_until(self.state, self.timing)
@@ -137,7 +147,7 @@ class Elector:
         wake = machine.wake_at(self.state, self.timing)
         wake = min(wake, now + BEAT) if wake > now else now + BEAT
         try:
-            async with asyncio.timeout_at(wake):
+            async with asyncio.timeout(wake - now):
                 event = await self._events.get()
         except TimeoutError:
             event = e.Tick()
@@ -173,24 +183,27 @@ class Elector:
     def _carry_out(self, action: e.Action, now: float) -> None:
         match action:
             case e.Read():
-                self._read = self._call(self._do_read(), lambda why: e.ReadFailed(why, now))
+                self._read = self._call(self._do_read, lambda why: e.ReadFailed(why, now))
             case e.Claim():
-                self._call(self._do_claim(action), lambda why: e.ClaimFailed(action.instance, 0, now, True, why))
+                self._call(
+                    partial(self._do_claim, action),
+                    lambda why: e.ClaimFailed(action.instance, 0, now, "ambiguous", why),
+                )
             case e.Refresh():
                 self._call(
-                    self._do_refresh(action),
+                    partial(self._do_refresh, action),
                     lambda why: e.RefreshFailed(action.nonce, action.t0, ErrorClass.TRANSIENT, why),
                 )
             case e.Arm():
-                self._call(self._do_arm(action), lambda why: e.ArmFailed(action.term.token, why))
+                self._call(partial(self._do_arm, action), lambda why: e.ArmFailed(action.term.token, why))
             case e.End():
-                self._call(self._do_end(action), lambda why: e.EndFailed(action.term.token, why))
+                self._call(partial(self._do_end, action), lambda why: e.EndFailed(action.term.token, why))
             case e.Revoke():
-                self._call(self._do_revoke(action))
+                self._call(partial(self._do_revoke, action))
             case e.NoteToken():
-                self._call(self._on_disk(self._memory.note_token(action.token)))
+                self._call(partial(self._on_disk, partial(self._memory.note_token, action.token)))
             case e.TakeOver():
-                self._call(self._on_disk(self._memory.note_term(action.term)))
+                self._call(partial(self._on_disk, partial(self._memory.note_term, action.term)))
                 self._host.take_over(action.term)
             case e.EndServices():
                 self._host.end_services(action)
@@ -199,14 +212,12 @@ class Elector:
             case e.Note():
                 self._host.note(action.text)
 
-    def _call(
-        self, work: Coroutine[Any, Any, None], failed: Callable[[str], e.Event] = lambda why: e.Tick()
-    ) -> asyncio.Task[None]:
+    def _call(self, work: Work, failed: Callable[[str], e.Event] = lambda why: e.Tick()) -> asyncio.Task[None]:
         """`failed` makes the event for a fault of our own in `work`, which must not leave the machine waiting."""
 
         async def guarded() -> None:
             try:
-                await work
+                await work()
             except Exception as error:
                 log.exception("a call of the election broke")
                 self.post(failed(f"a fault in the election itself: {error!r}"))
@@ -227,7 +238,8 @@ class Elector:
         except StoreError as error:
             self.post(e.ReadFailed(str(error), sent_at))
         else:
-            self.post(e.Viewed(record.view(snapshot, self._keys), sent_at))
+            self.seen, self.seen_at = record.view(snapshot, self._keys), self._clock.now()
+            self.post(e.Viewed(self.seen, sent_at))
 
     async def _do_claim(self, claim: e.Claim) -> None:
         """Grant, journal, claim. What has not been sent cannot arrive late: only the claim itself can be ambiguous."""
@@ -237,7 +249,7 @@ class Elector:
             lease = await self._grant()
             await self._journal(claim.instance)
         except StoreError as error:
-            self.post(e.ClaimFailed(claim.instance, lease, 0.0, ambiguous=False, why=str(error)))
+            self.post(e.ClaimFailed(claim.instance, lease, 0.0, "not sent", str(error)))
             return
         t0 = self._clock.now()
         began = record.timestamp(self._clock.wall())
@@ -245,19 +257,20 @@ class Elector:
             done = await self._store.commit(self._claim_txn(claim, lease, began), deadline=t0 + self.timing.attempt)
         except StoreError as error:
             ambiguous = error.sent and error.kind is not ErrorClass.LOST
-            self.post(e.ClaimFailed(claim.instance, lease, t0, ambiguous=ambiguous, why=str(error)))
+            outcome: Literal["not sent", "ambiguous"] = "ambiguous" if ambiguous else "not sent"
+            self.post(e.ClaimFailed(claim.instance, lease, t0, outcome, str(error)))
             return
         if done.succeeded:
             self.post(e.Claimed(e.Term(claim.instance, done.revision, lease, began), t0))
         else:
             why = "another node was faster, or a key changed"
-            self.post(e.ClaimFailed(claim.instance, lease, t0, ambiguous=False, why=why))
+            self.post(e.ClaimFailed(claim.instance, lease, t0, "refused", why))
 
     async def _grant(self) -> int:
         granted = await self._store.grant(self.timing.ttl, deadline=self._clock.now() + self.timing.attempt)
         if granted.ttl == self.timing.ttl:
             return granted.lease
-        self._call(self._do_revoke(e.Revoke(granted.lease)))
+        self._call(partial(self._do_revoke, e.Revoke(granted.lease)))
         raise StoreError(
             ErrorClass.UNSUPPORTED,
             f"asked for a lease of {self.timing.ttl} s, was granted {granted.ttl} s: raise election.ttl to at least "
@@ -266,7 +279,7 @@ class Elector:
 
     async def _journal(self, instance: str) -> None:
         try:
-            async with asyncio.timeout_at(self._clock.now() + DISK):
+            async with asyncio.timeout(DISK):
                 await self._memory.note_claim(instance)
         except (OSError, TimeoutError) as error:
             why = f"the journal of claims cannot be written ({error!r}), and no claim is sent without it"
@@ -320,7 +333,7 @@ class Elector:
             self.post(e.Armed(arm.term.token, arm.deadline))
 
     async def _do_end(self, end: e.End) -> None:
-        await self._on_disk(self._memory.note_end_begun(end.term))
+        await self._on_disk(partial(self._memory.note_end_begun, end.term))
         now = record.timestamp(self._clock.wall())
         ended = record.TermRecord(
             instance=end.term.instance,
@@ -338,7 +351,7 @@ class Elector:
             self.post(e.EndFailed(end.term.token, str(error)))
         else:
             self.post(e.Ended(end.term.token, overtaken=not done.succeeded))
-            await self._on_disk(self._memory.forget_term())
+            await self._on_disk(self._memory.forget_term)
 
     async def _do_revoke(self, revoke: e.Revoke) -> None:
         """Best effort: a lease that is left behind expires by itself."""
@@ -347,11 +360,11 @@ class Elector:
         except StoreError as error:
             self._host.note(f"lease {revoke.lease:x} not revoked, it will expire: {error}")
 
-    async def _on_disk(self, write: Coroutine[Any, Any, None]) -> None:
+    async def _on_disk(self, write: Work) -> None:
         """A write that helps but on which nothing hangs: on a full or dead disk the node runs on in memory."""
         try:
-            async with asyncio.timeout_at(self._clock.now() + DISK):
-                await write
+            async with asyncio.timeout(DISK):
+                await write()
         except (OSError, TimeoutError) as error:
             self._host.alarm("disk", f"the memory of terms cannot be written: {error!r}")
 

@@ -5,6 +5,7 @@ in `machine.step` is the moment at which the event arrived; times inside events 
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from election.record import LeaderState, View
 from election.store import ErrorClass
@@ -69,12 +70,12 @@ class Claimed:
 
 @dataclass(frozen=True)
 class ClaimFailed:
-    """`ambiguous`: it may have been applied, or may be yet. `lease` is 0 where none was granted."""
-
     instance: str
     lease: int
+    """0: none was granted."""
     t0: float
-    ambiguous: bool
+    outcome: Literal["refused", "not sent", "ambiguous"]
+    """Ambiguous: it may have been applied, or may be yet."""
     why: str
 
 
@@ -125,8 +126,6 @@ class Gone:
     """Every process of the term has ended (or has SIGKILL pending and is frozen), its cgroup is removed or barred."""
 
     token: int
-    why: str | None
-    """Set where nobody asked for it: say the keeper's switch fired."""
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ def _from_node(state: State, s: Holding, event: e.Event, now: float, timing: Tim
             return _stand_down(state, s, event.because, now)
         case e.FenceNow():
             return _fence(state, s, event.why, now, timing, at_once=True)
-        case e.Gone(token=t) if t == token:
-            return end(state, s.term, event.why or s.because or "its services ended", now, timing)
+        case e.Gone(token=t) if t == token and s.stage == "standing-down":
+            return end(state, s.term, s.because, now, timing)
         case e.Suspect():
             limit = min(now + timing.verify_limit, s.suspect_until)
             s = replace(s, suspect_since=now, suspect_until=limit, read_again=s.reading, next_read=now)

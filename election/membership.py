@@ -150,7 +150,7 @@ class Membership:
         until = self._clock.now() + self._timing.refresh
         while (now := self._clock.now()) < until:
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout(until - now):
                     await self._poke.wait()
             except TimeoutError:
                 return

@@ -52,7 +52,8 @@ class StandingBy:
 @dataclass(frozen=True)
 class Claiming:
     instance: str
-    seen: tuple[int, int]
+    before: StandingBy
+    """To go back to, if it comes to nothing: the wait goes on from where it was."""
     lease: int = 0
     t0: float = 0.0
     reading_back: bool = False

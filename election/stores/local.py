@@ -14,6 +14,7 @@ import errno
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -126,12 +127,14 @@ class LocalStore:
             raise StoreError(ErrorClass.TRANSIENT, f"{what} on {self._path}: {why}", sent=False)
         future = self._worker.submit(job)
         try:
-            async with asyncio.timeout(deadline - self._clock.now()):
-                return await asyncio.wrap_future(future)
-        except TimeoutError as error:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline - self._clock.now()):
+                    return await asyncio.wrap_future(future)
             never_ran = future.cancel()
-            text = f"{what} on {self._path}: no answer by the deadline: the disk is slow or dead, or the file locked"
-            raise StoreError(ErrorClass.TRANSIENT, text, sent=not never_ran) from error
+            if never_ran or not future.done():
+                text = f"{what} on {self._path}: no answer by the deadline: a slow or dead disk, or a locked file"
+                raise StoreError(ErrorClass.TRANSIENT, text, sent=not never_ran)
+            return future.result()
         except sqlite3.Error as error:
             raise _explained(error, f"{what} on {self._path}") from error
         except OSError as error:

@@ -144,7 +144,8 @@ class LocalFile:
                 self._own_writes += 1
                 self._expire(db)
                 if self._clock.now() >= deadline:
-                    raise StoreError(ErrorClass.TRANSIENT, f"{self._path}: the deadline passed before it was written")
+                    text = f"{self._path}: the deadline passed before it was written"
+                    raise StoreError(ErrorClass.TRANSIENT, text, sent=False)
             yield db
             db.execute("COMMIT")
         except BaseException:
