@@ -113,6 +113,12 @@ def test_a_wrong_value_is_refused_at_its_path(tmp_path: Path, old: str, new: str
     assert one_problem(tmp_path, SMALL.replace(old, new, 1)).path == path
 
 
+def test_times_that_do_not_add_up_are_refused_with_the_sum(tmp_path: Path) -> None:
+    problem = one_problem(tmp_path, SMALL.replace("store: local", "store: local\n  clock_error: 0.2"))
+    assert problem.found == "0.2"
+    assert "which must not exceed TTL 90" in problem.hint
+
+
 def test_a_command_that_lives_outside_the_cgroup_is_refused_with_advice(tmp_path: Path) -> None:
     problem = one_problem(tmp_path, SMALL.replace("[sleep, 60]", "[docker, run, image]"))
     assert problem.found == "docker"
