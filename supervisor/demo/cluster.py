@@ -252,7 +252,6 @@ class DemoCluster:
     def _service(self, node: DemoNode) -> dict[str, Any]:
         lock_run = [sys.executable, "-m", "supervisor.entry", "lock", "run", "--gpu", "0", "--"]
         environ = {
-            "GPUWARD_RUN_DIR": str(node.run),
             MARK: f"{node.folder}/",
             sample.LOCK_RUN: json.dumps(lock_run),
             sample.DEVICE: str(device_file(node.folder / "gpu", 0)),
