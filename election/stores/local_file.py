@@ -8,7 +8,7 @@ import secrets
 import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,22 +175,14 @@ class LocalFile:
         return self._connection
 
     def _open(self, milliseconds: int) -> sqlite3.Connection:
-        _make(self._path)
+        if not os.path.lexists(self._path):
+            _make(self._path)
         before = _checked(self._path)
         db = sqlite3.connect(self._path, timeout=milliseconds / 1000, isolation_level=None, check_same_thread=False)
         try:
             self._check_ours(db)
-            db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
-            db.execute("BEGIN IMMEDIATE")
-            if self._check_ours(db):
-                for statement in _SCHEMA:
-                    db.execute(statement)
-                db.execute("INSERT INTO state VALUES (1, 0, ?)", (boot_id(),))
-            elif db.execute("SELECT boot_id FROM state").fetchone()[0] != boot_id():
-                db.execute("UPDATE leases SET expires = -1")
-                db.execute("UPDATE state SET boot_id = ?", (boot_id(),))
-            db.execute("COMMIT")
+            self._notice_reboot(db)
             if _identity(self._path) != before:
                 raise StoreError(ErrorClass.TRANSIENT, f"{self._path}: replaced while it was opened", sent=False)
         except BaseException:
@@ -199,20 +191,26 @@ class LocalFile:
         self._identity = before
         return db
 
-    def _check_ours(self, db: sqlite3.Connection) -> bool:
-        """True: it is empty. A file of another program is never written to."""
+    def _check_ours(self, db: sqlite3.Connection) -> None:
+        """Reads only: a file of another program is left as it is."""
         application, version = _one(db, "PRAGMA application_id"), _one(db, "PRAGMA user_version")
-        if application == 0 and version == 0 and _one(db, "SELECT count(*) FROM sqlite_master") == 0:
-            return True
         if application != APPLICATION:
-            text = f"{self._path}: a database of another program: name another file for the store"
+            problem = "not a store of gpuward: name another file"
         elif version != SCHEMA_VERSION:
-            text = (
-                f"{self._path}: found schema version {version}, expected {SCHEMA_VERSION}: use the gpuward that made it"
-            )
+            problem = f"found schema version {version}, expected {SCHEMA_VERSION}: use the gpuward that made it"
         else:
-            return False
-        raise StoreError(ErrorClass.UNSUPPORTED, text, sent=False)
+            return
+        raise StoreError(ErrorClass.UNSUPPORTED, f"{self._path}: {problem}", sent=False)
+
+    def _notice_reboot(self, db: sqlite3.Connection) -> None:
+        """Boot time began anew, so no expiry in the file means anything: every lease has ended."""
+        current = boot_id()
+        if db.execute("SELECT boot_id FROM state").fetchone()[0] == current:
+            return
+        db.execute("BEGIN IMMEDIATE")
+        if db.execute("UPDATE state SET boot_id = ?1 WHERE boot_id != ?1", (current,)).rowcount:
+            db.execute("UPDATE leases SET expires = -1")
+        db.execute("COMMIT")
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -224,17 +222,27 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _make(path: Path) -> None:
-    """An empty file with mode 0600 where there is none. Made under another name and linked, because closing a
-    descriptor of the file itself would drop the locks that this process holds on it (fcntl(2), POSIX locks)."""
-    if os.path.lexists(path):
-        return
+    """A new store with mode 0600, if there is still none. It is finished under another name and then linked, so that
+    nobody ever opens half a store; and no descriptor of `path` itself is closed, which would drop the locks that
+    this process holds on it (fcntl(2), POSIX locks)."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     try:
+        with closing(sqlite3.connect(draft, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            for statement in _SCHEMA:
+                db.execute(statement)
+            db.execute("INSERT INTO state VALUES (1, 0, ?)", (boot_id(),))
         with suppress(FileExistsError):
             os.link(draft, path)
     finally:
         os.unlink(draft)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _checked(path: Path) -> tuple[int, int]:

@@ -8,6 +8,6 @@ from supervisor.cli.exits import load_or_exit
 def run_node(path: Path) -> int:
     """Loads the configuration and lives as this node's supervisor; the exit code."""
     config = load_or_exit(path)
-    from supervisor.node import main  # once the configuration is known to be good: it imports the whole node
+    from supervisor.daemon import main  # once the configuration is known to be good: it imports the whole node
 
     return main(config)

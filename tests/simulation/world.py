@@ -6,7 +6,9 @@ interval each), and the keeper's timer. The oracle looks at the intervals, never
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from election import events as e
 from election.clock import VirtualClock
@@ -181,7 +183,7 @@ class Node:
     def note(self, text: str) -> None:
         self.world.trace.append(f"{self.clock.now():9.3f} {self.name} {text}")
 
-    def _do(self, work: "asyncio.coroutines.CoroutineType[object, object, None]") -> None:
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
         if self.work is not None:
             self.work.cancel()
         self.work = asyncio.create_task(work)

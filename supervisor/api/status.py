@@ -1,0 +1,110 @@
+"""What `/status` says: one JSON object, made from what is known. Nothing here waits, or shows a command or a secret."""
+
+from typing import Any
+
+from election.phases import Claiming, Ending, Fencing, Holding, Left, StandingBy
+from supervisor.node import Node
+from supervisor.version import VERSION
+
+
+def status(node: Node) -> dict[str, Any]:
+    """The whole of it; times are seconds or UTC."""
+    state, why = _state(node)
+    return {
+        "version": VERSION,
+        "cluster": node.config.cluster,
+        "node": node.config.node,
+        "role": node.role(),
+        "state": state,
+        "why": why,
+        "unfit_because": node.unfit_because(),
+        "ttl_s": node.timing.ttl,
+        "term": _term(node),
+        "leader": _leader(node),
+        "containment": "process-group" if node.folder.cgroup is None else "cgroup",
+        "keeper": _keeper(node),
+        "gpus": [_gpu(node, index) for index in node.config.gpu_indexes],
+        "services": node.services.snapshot(),
+        "takeovers": list(node.takeovers),
+        "events": list(node.events)[-50:],
+        "alarms": list(node.alarms)[-50:],
+    }
+
+
+def _state(node: Node) -> tuple[str | None, str]:
+    """The state of the term, and one sentence on why the node is where it is."""
+    match node.elector.state.phase:
+        case Holding(stage=stage, because=because):
+            if stage == "taking-over":
+                return stage, f"at step {node.progress.now_at or 'arming the keeper'}"
+            return stage, because or "holds the lock and runs the services"
+        case Fencing(why=why):
+            return "fencing", why
+        case Ending(because=because):
+            return "ending", because
+        case Claiming():
+            return None, "claiming"
+        case StandingBy() as phase:
+            return None, _standing_by(node, phase)
+        case Left():
+            return None, "leaving"
+
+
+def _standing_by(node: Node, phase: StandingBy) -> str:
+    if phase.watched is None:
+        return "has not read the store yet"
+    view, unchanged = phase.watched.view, node.clock.now() - phase.watched.unchanged_since
+    if view.leader is not None:
+        return f"{view.leader.node} leads; its last refresh was seen {unchanged:.1f} s ago"
+    if view.term is not None and view.term.ended is not None:
+        return "nobody leads; the last term ended in good order"
+    return f"nobody leads; waiting out one TTL, {unchanged:.1f} of {node.timing.ttl} s so far"
+
+
+def _term(node: Node) -> dict[str, Any] | None:
+    phase = node.elector.state.phase
+    if not isinstance(phase, Holding | Fencing | Ending):
+        return None
+    left = phase.t0 + node.timing.ttl - node.clock.now() if isinstance(phase, Holding) else 0.0
+    term = phase.term
+    return {
+        "token": term.token,
+        "instance": term.instance,
+        "since": term.began,
+        "lease_left_s": round(max(0.0, left), 1),
+    }
+
+
+def _leader(node: Node) -> dict[str, Any] | None:
+    """As the last answered read showed it."""
+    seen = node.elector.seen
+    if seen is None or seen.leader is None:
+        return None
+    leader = seen.leader
+    return {
+        "node": leader.node,
+        "token": leader.token,
+        "state": leader.state,
+        "since": leader.since,
+        "renewed_at": leader.renewed_at,
+        "url": leader.url,
+        "seen_s_ago": round(node.clock.now() - node.elector.seen_at, 1),
+    }
+
+
+def _keeper(node: Node) -> dict[str, Any] | None:
+    if not node.keeper.connected:
+        return None
+    hello = node.keeper.hello
+    return {key: hello.get(key) for key in ("pid", "rss_bytes", "locked_memory")}
+
+
+def _gpu(node: Node, index: int) -> dict[str, Any]:
+    gpu = node.gpus.get(index)
+    return {
+        "index": index,
+        "uuid": gpu.uuid if gpu else None,
+        "device": str(gpu.device) if gpu else None,
+        "state": str(gpu.verdict) if gpu else "unknown",
+        "lock": {"path": str(node.config.lock_file(index)), "holder": node.holders.get(index)},
+    }

@@ -1,0 +1,379 @@
+"""A node's life: start, main loop, stop. The only place where the parts are wired.
+
+start   run folder locked → whatever an earlier run left is ended → keeper → store → member record
+loop    elector (who may act) · services · watchdog · GPU facts · keeper, each a task
+stop    stand down in good order → member record away → keeper told to go
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import structlog
+
+from election import events as e
+from election.clock import Clock
+from election.elector import Elector, Identity
+from election.membership import MemberRecord, Membership, NameTakenError, Role
+from election.phases import Holding, State
+from election.record import Keys, timestamp
+from election.store import LockStore, StoreError
+from election.timing import LIFE
+from supervisor import proc
+from supervisor.config.schema import Config
+from supervisor.fitness import Condition, unfit_because
+from supervisor.gpu.driver import DriverError, GpuDriver, GpuFacts, GpuVerdict
+from supervisor.history import History
+from supervisor.keeper.client import KeeperGone, KeeperRefused
+from supervisor.keeper.link import KeeperLink
+from supervisor.memory import FileMemory
+from supervisor.remains import Remains
+from supervisor.run_folder import RunFolder
+from supervisor.service.manager import Services
+from supervisor.takeover import Progress, TakeOverError, describe
+from supervisor.tenure import Tenure
+from supervisor.version import VERSION
+from supervisor.watchdog.round import Watchdog
+
+log = structlog.get_logger()
+
+SPAWN = 5.0
+"""Seconds for a keeper to start and answer; it takes about 50 ms."""
+CLEAN_UP = 10.0
+"""Seconds given to the processes of an earlier run before those with SIGKILL pending are frozen and named."""
+DRIVER = 10.0
+"""Seconds for the driver to tell its facts; after that it counts as unresponsive."""
+LOOK = 1.0
+"""Seconds between looks at keeper, lock files and quarantined processes."""
+KEPT = 200
+"""Events and alarms kept for the status."""
+
+
+class Node:
+    """One supervisor. `run` returns the exit code."""
+
+    def __init__(self, config: Config, clock: Clock, store: LockStore, driver: GpuDriver, folder: RunFolder) -> None:
+        self.config, self.clock = config, clock
+        self.timing = config.election.timing
+        self.keys = Keys(config.cluster)
+        self.folder = folder
+        self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.alarms: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.takeovers: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.gpus: dict[int, GpuFacts] = {}
+        self.progress = Progress()
+        self.holders: dict[int, dict[str, Any] | None] = {}
+        self._store, self._driver = store, driver
+        self._gpu_trouble = "not asked yet"
+        self._keeper_trouble = "not started yet"
+        self._quarantined: tuple[proc.Identity, ...] = ()
+        self._armed_until = 0.0
+        self._work: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._registered = False
+        self._exit = 0
+        self._build()
+
+    def _build(self) -> None:
+        config, clock = self.config, self.clock
+        cgroup = self.folder.cgroup
+        self.keeper = KeeperLink(
+            config.paths.run,
+            cgroup,
+            None if config.gid is None else str(config.gid),
+            on_event=self._keeper_event,
+            on_gone=self._keeper_gone,
+        )
+        self.services = Services(
+            config.services,
+            self.keeper,
+            clock=clock,
+            node=config.node,
+            run=config.paths.run,
+            log=config.paths.log,
+            gpus=self.gpus,
+            driver=self._driver,
+            on_event=self.note,
+        )
+        self.watchdog = Watchdog(
+            self.services,
+            self._driver,
+            clock=clock,
+            interval=config.watchdog.interval,
+            confirm=config.watchdog.confirm,
+            lock_files={index: config.lock_file(index) for index in config.gpu_indexes},
+            on_event=self.note,
+        )
+        self._remains = Remains(cgroup, config.paths.run, clock)
+        self._tenure = Tenure(config, clock, self.keeper, self._driver, self.services, self._remains, self.note)
+        memory = FileMemory(config.paths.state, config.paths.run, self.folder.boot_id, self.note)
+        identity = Identity(config.node, config.status_url, VERSION)
+        self.elector = Elector(identity, self.keys, self.timing, self._store, clock, memory, self)
+        self._membership = Membership(
+            config.node, self.keys, self.timing, self._store, clock, self.member_record, self._store_trouble
+        )
+        self._history = History(self.keys, self._store, clock, config.node, self.timing.attempt)
+
+    # --- life
+
+    async def run(self) -> int:
+        """Until told to stop (0), or another supervisor has this node's name (1)."""
+        try:
+            await self._clean_up()
+            self._spawn(self.services.run())
+            self._spawn(self.watchdog.run())
+            self._spawn(self._look_after_gpus())
+            self._spawn(self._look_after_node())
+            await self._campaign()
+        finally:
+            await self._stop()
+        return self._exit
+
+    def stop(self, why: str) -> None:
+        """Stand down and leave. Asked again: at once."""
+        if self.elector.state.leaving:
+            self.elector.post(e.FenceNow(f"{why}, again"))
+        self.note(f"leaving: {why}")
+        self.elector.post(e.StandDown(why, leave=True))
+
+    async def _campaign(self) -> None:
+        """Register, then campaign until the elector has left. The elector begins at once, so that the term of an
+        earlier run is ended on record even while the member record waits; without a record nobody claims."""
+        elector = self._spawn(self.elector.run())
+        member = self._spawn(self._be_member())
+        await asyncio.wait({elector, member}, return_when=asyncio.FIRST_COMPLETED)
+        if not elector.done():
+            error = member.exception()
+            self.alarm("name-taken" if isinstance(error, NameTakenError) else "fault", str(error))
+            self._exit = 1
+            self.elector.post(e.StandDown(str(error), leave=True))
+            await elector
+        elector.result()
+
+    async def _be_member(self) -> None:
+        await self._membership.register()
+        self._registered = True
+        self.note("registered as a member")
+        await self._membership.run()
+
+    async def _clean_up(self) -> None:
+        """A restarted supervisor ends everything that an earlier run left, then says so on record."""
+        await self._ensure_keeper()
+        armed = self.keeper.hello.get("armed")
+        if armed is not None:
+            self.note(f"ending term {armed['token']} of an earlier run")
+            by = self.clock.now() + CLEAN_UP
+            try:
+                answer = await self.keeper.call("end", deadline=by + LIFE, token=armed["token"], by_ns=int(by * 1e9))
+                self._quarantine(answer["unkillable"])
+            except (KeeperGone, KeeperRefused) as error:
+                self.note(f"the keeper did not end it: {error}")
+        if armed is None or not self.keeper.connected:
+            self._quarantine(await self._remains.end(None, by=self.clock.now() + CLEAN_UP))
+        if not self._quarantined:
+            await asyncio.to_thread(self.folder.remove_stale_locks, self.note)
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._membership.leave()
+        await self.keeper.leave(deadline=self.clock.now() + LIFE)
+        await self._store.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A part of the node: if it breaks, the node cannot be trusted with a term."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, NameTakenError):
+            log.error("a part of the node broke", exc_info=error)
+            self.alarm("fault", f"a part of the supervisor broke: {error!r}")
+            self._exit = 1
+            self.elector.post(e.FenceNow("a part of the supervisor broke"))
+            self.elector.post(e.StandDown("a part of the supervisor broke", leave=True))
+
+    # --- what the elector asks (election.elector.Host)
+
+    def fit(self) -> bool:
+        return self._registered and not self.unfit_because()
+
+    def alive(self, now: float) -> bool:
+        return now - self.services.life <= LIFE and now - self.watchdog.life <= LIFE
+
+    async def arm(self, term: e.Term, deadline: float, *, by: float) -> None:
+        try:
+            await self.keeper.call("arm", deadline=by, token=term.token, deadline_ns=int(deadline * 1e9))
+        except (KeeperGone, KeeperRefused) as error:
+            raise ConnectionError(str(error)) from error
+        self._armed_until = max(self._armed_until, deadline)
+
+    def take_over(self, term: e.Term) -> None:
+        self._set_work(self._take_over(term))
+
+    def end_services(self, action: e.EndServices) -> None:
+        self._set_work(self._end_services(action))
+
+    def changed(self, state: State) -> None:
+        self._membership.poke()
+
+    def alarm(self, kind: str, text: str) -> None:
+        log.warning("alarm", kind=kind, text=text)
+        self.alarms.append({"at": timestamp(self.clock.wall()), "kind": kind, "text": text})
+
+    def note(self, text: str) -> None:
+        log.info(text)
+        self.events.append({"at": timestamp(self.clock.wall()), "what": text})
+
+    # --- take-over and end, one at a time: the later wins
+
+    def _set_work(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._work is not None:
+            self._work.cancel()
+        self._work = self._spawn(work)
+
+    async def _take_over(self, term: e.Term) -> None:
+        began, progress, before = self.clock.now(), Progress(), self.elector.last_holder()
+        self.progress = progress
+        try:
+            await self._tenure.take_over(term, progress)
+        except TakeOverError as error:
+            self.folder.stay_out(self.clock.now() + self.timing.ttl, str(error))
+            self.alarm("take-over-failed", f"{error}; staying out for {self.timing.ttl} s")
+            self.elector.post(e.TakeOverFailed(term.token, str(error)))
+            return
+        work = self.clock.now() - began
+        self.note(f"took over with token {term.token} in {work * 1000:.0f} ms: {describe(progress.steps)}")
+        self.elector.post(e.TookOver(term.token))
+        row = {"token": term.token, "from": before, "at": term.began, "work_s": round(work, 4), "steps": progress.steps}
+        self.takeovers.append(row)
+        await self._tell_history(self._history.began(term, before, progress.steps))
+
+    async def _end_services(self, action: e.EndServices) -> None:
+        self.note(f"ending the services: {action.why}")
+        outcome = await self._tenure.end(action.term, action.kill_at, max(self._armed_until, self.clock.now()))
+        self._quarantine(outcome.unkillable)
+        self.elector.post(e.Gone(action.term.token))
+        await self._tell_history(self._history.ended(action.term, action.why))
+
+    async def _tell_history(self, write: Coroutine[Any, Any, None]) -> None:
+        try:
+            await write
+        except StoreError as error:
+            self.note(f"the history was not written: {error}")
+
+    def _quarantine(self, pids: Iterable[int]) -> None:
+        found = (proc.identity(pid) for pid in pids)
+        self._quarantined = tuple(who for who in found if who is not None)
+        if self._quarantined:
+            pids = [who.pid for who in self._quarantined]
+            self.alarm("quarantined", f"processes {pids} survive SIGKILL; the lock files stay, this node is unfit")
+
+    # --- the keeper
+
+    async def _ensure_keeper(self) -> None:
+        try:
+            await self.keeper.ensure(deadline=self.clock.now() + SPAWN)
+            self._keeper_trouble = ""
+        except (KeeperGone, KeeperRefused, OSError) as error:
+            if str(error) != self._keeper_trouble:
+                self.alarm("keeper", str(error))
+            self._keeper_trouble = str(error)
+
+    def _keeper_event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "fired":
+            self.alarm("switch-fired", f"the keeper's switch ended term {event['token']}")
+            self._quarantine(event["unkillable"])
+            self.elector.post(e.FenceNow("the keeper's switch fired"))
+        elif event["event"] == "lock-taken":
+            self.holders[event["gpu"]] = event["holder"]
+        elif event["event"] == "lock-free":
+            self.holders[event["gpu"]] = None
+        self.services.keeper_event(event)
+
+    def _keeper_gone(self) -> None:
+        self._keeper_trouble = "its connection broke"
+        self.alarm("keeper", "the keeper is gone")
+        self.elector.post(e.FenceNow("the keeper is gone"))
+
+    # --- what is looked after all the time
+
+    async def _look_after_gpus(self) -> None:
+        while True:
+            now = self.clock.now()
+            try:
+                facts = await self._driver.facts(deadline=now + DRIVER)
+                self.gpus.update({gpu.index: gpu for gpu in facts})
+                self._gpu_trouble = ""
+            except DriverError as error:
+                self._gpu_trouble = str(error)
+            if isinstance(self.elector.state.phase, Holding) and self._node_faults():
+                self.elector.post(e.StandDown("; ".join(self._node_faults())))
+            self._membership.poke()
+            await self.clock.sleep_until(now + self.config.watchdog.interval)
+
+    def _node_faults(self) -> list[str]:
+        lost = (GpuVerdict.LOST, GpuVerdict.REBOOT_REQUIRED, GpuVerdict.NO_DRIVER)
+        return [f"GPU {gpu.index} is {gpu.verdict}: {gpu.why}" for gpu in self.gpus.values() if gpu.verdict in lost]
+
+    async def _look_after_node(self) -> None:
+        while True:
+            if not self.keeper.connected and not self.has_term():
+                await self._ensure_keeper()
+            if self._quarantined:
+                left = tuple(who for who in self._quarantined if proc.is_alive(who))
+                if not left:
+                    self.note("the quarantined processes have ended")
+                self._quarantined = left
+            await asyncio.to_thread(self._tenure.repair_locks)
+            await self.clock.sleep_until(self.clock.now() + LOOK)
+
+    def has_term(self) -> bool:
+        """From the claim until the orderly end is on record or given up."""
+        return hasattr(self.elector.state.phase, "term")
+
+    def unfit_because(self) -> list[str]:
+        left, because = self.folder.stay_out_left(self.clock.now())
+        return unfit_because(
+            Condition(
+                keeper_answers=self.keeper.connected,
+                keeper_trouble=self._keeper_trouble,
+                weak=self.folder.cgroup is None,
+                weak_allowed=self.config.allow_weak_containment,
+                gpus=tuple(self.gpus.values()),
+                gpu_trouble=self._gpu_trouble,
+                quarantined=tuple(who.pid for who in self._quarantined),
+                stay_out_left=left,
+                stay_out_because=because,
+            )
+        )
+
+    def role(self) -> Role:
+        """`leader standby unfit`, as member record and status show it."""
+        if self.has_term():
+            return "leader"
+        return "unfit" if self.unfit_because() else "standby"
+
+    def member_record(self) -> MemberRecord:
+        """What this node says of itself in the store: no command, environment, path or user."""
+        return MemberRecord(
+            role=self.role(),
+            boot_id=self.folder.boot_id,
+            run_id=self.folder.run_id,
+            ttl_s=self.timing.ttl,
+            unfit_because=tuple(self.unfit_because()),
+            gpus=tuple({"index": gpu.index, "uuid": gpu.uuid, "state": str(gpu.verdict)} for gpu in self.gpus.values()),
+            services={row["name"]: row["state"] for row in self.services.snapshot()},
+            url=self.config.status_url,
+            version=VERSION,
+            renewed_at=timestamp(self.clock.wall()),
+        )
+
+    def _store_trouble(self, text: str) -> None:
+        self.alarm("store", text)

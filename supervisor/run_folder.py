@@ -1,0 +1,130 @@
+"""The folders of a node, and what lies in the run folder: one supervisor's lock, the run id, the time to stay out.
+
+supervisor.lock   flocked by the living supervisor: a second one with this run folder refuses to start
+run-id            made once per boot: by it a restarted supervisor knows its own member record (rule 17)
+stay-out.json     {"until": boot-time seconds, "because"}  after a failed take-over (rule 13)
+locks.json        which lock file belongs to which GPU, for `gpuward lock run --path`
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Callable
+
+from supervisor import mutex, proc
+from supervisor.cgroup import Group, mount_point
+from supervisor.config.schema import Config
+from supervisor.files import read_at_most, write_atomically
+from supervisor.keeper.protocol import LOCKS_FILE
+
+LARGEST = 4096
+"""Bytes read of one of these files."""
+
+
+class FolderError(Exception):
+    """This node cannot start in its folders: what was tried and what to do."""
+
+
+class RunFolder:
+    """Made by `open`; holds the flock until the process ends."""
+
+    def __init__(self, config: Config, lock: int, cgroup: str | None) -> None:
+        self._config, self._lock = config, lock
+        self._run = config.paths.run
+        self.cgroup = cgroup
+        """The fenced parent, below the cgroup2 mount; None: weak containment."""
+        self.boot_id = proc.boot_id()
+        self.run_id = self._read_run_id()
+        self._stay_out_until, self._stay_out_because = self._read_stay_out()
+
+    @classmethod
+    def open(cls, config: Config) -> "RunFolder":
+        """Make the folders, take the lock, publish the lock files. Raises FolderError."""
+        paths = config.paths
+        try:
+            for path, mode in ((paths.run, 0o755), (paths.state, 0o700), (paths.log, 0o755)):
+                path.mkdir(mode=mode, parents=True, exist_ok=True)
+            lock = os.open(paths.run / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise FolderError(f"{error}: make the folders writable, or name others in `paths`") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise FolderError(
+                f"another supervisor runs with the run folder {paths.run}: stop it, or give this node a `paths.run` of "
+                "its own"
+            ) from error
+        folder = cls(config, lock, writable_cgroup(config.cgroup))
+        folder._publish_locks()
+        return folder
+
+    def close(self) -> None:
+        """Let the next supervisor in."""
+        os.close(self._lock)
+
+    def stay_out(self, until: float, because: str) -> None:
+        """No claim before `until` (boot-time seconds); kept over a restart of the supervisor."""
+        self._stay_out_until, self._stay_out_because = until, because
+        with contextlib.suppress(OSError):
+            self._write("stay-out.json", {"boot_id": self.boot_id, "until": until, "because": because})
+
+    def stay_out_left(self, now: float) -> tuple[float, str]:
+        """Seconds left, and why."""
+        return max(0.0, self._stay_out_until - now), self._stay_out_because
+
+    def remove_stale_locks(self, note: Callable[[str], None]) -> None:
+        """Nothing runs: lock files of an earlier run go, unless somebody foreign holds one."""
+        for index in self._config.gpu_indexes:
+            path = self._config.lock_file(index)
+            try:
+                if mutex.remove_stale(path):
+                    note(f"removed the lock file {path} of an earlier run")
+            except OSError as error:
+                note(f"the lock file {path} of an earlier run stays: {error}")
+
+    # --- the parts
+
+    def _publish_locks(self) -> None:
+        locks = {str(index): {"path": str(self._config.lock_file(index))} for index in self._config.gpu_indexes}
+        write_atomically(self._run / LOCKS_FILE, json.dumps(locks).encode(), 0o644)
+
+    def _read_run_id(self) -> str:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(read_at_most(self._run / "run-id", LARGEST))
+            if found["boot_id"] == self.boot_id:
+                return str(found["run_id"])
+        run_id = uuid.uuid4().hex
+        self._write("run-id", {"boot_id": self.boot_id, "run_id": run_id})
+        return run_id
+
+    def _read_stay_out(self) -> tuple[float, str]:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(read_at_most(self._run / "stay-out.json", LARGEST))
+            if found["boot_id"] == self.boot_id:
+                return float(found["until"]), str(found["because"])
+        return 0.0, ""
+
+    def _write(self, name: str, value: object) -> None:
+        write_atomically(self._run / name, json.dumps(value).encode())
+
+
+def writable_cgroup(path: str) -> str | None:
+    """`path` as the fenced parent, if groups can be made there, entered from where we stand, and killed as a whole.
+
+    Entering needs write access to cgroup.procs of the common ancestor too (cgroup-v2.rst, "Delegation Containment").
+    Nothing is tried out: the parent of a node that has been fenced allows no new group until the next term.
+    """
+    own, mount = proc.cgroup_path(os.getpid()), mount_point()
+    if own is None or mount is None:
+        return None
+    try:
+        Group.open(path, make=True).close()
+    except OSError:
+        return None
+    below = "/" + path.strip("/")
+    ancestor = os.path.commonpath([own, below])
+    needed = (f"{mount}{below}", f"{mount}{below}/cgroup.kill", f"{mount}{ancestor.rstrip('/')}/cgroup.procs")
+    return below if all(os.access(file, os.W_OK) for file in needed) else None

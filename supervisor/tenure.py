@@ -1,0 +1,162 @@
+"""What this node does with a term: the steps of the take-over, and the end of everything that ran under it.
+
+`end` is built so that calling it again, with an earlier moment, is always right: every part may be repeated.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from election.clock import Clock
+from election.events import Term
+from supervisor import mutex
+from supervisor.config.schema import Config
+from supervisor.gpu.driver import GpuDriver, GpuFacts
+from supervisor.gpu.holders import DeviceId, any_holder, holders
+from supervisor.keeper.client import KeeperGone, KeeperRefused
+from supervisor.keeper.link import KeeperLink
+from supervisor.remains import Remains
+from supervisor.service.manager import Services
+from supervisor.takeover import RESET, Progress, Step, run_steps
+
+CALL = 2.0
+"""Seconds for a call of the keeper that does not wait for processes to end."""
+KILL = 5.0
+"""Seconds from SIGKILL to empty where no authority is at stake (spec §3, Stop)."""
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a term ended on this node."""
+
+    unkillable: tuple[int, ...]
+    """Processes that SIGKILL cannot end yet: frozen, their lock files kept, the node quarantined (rule 11)."""
+
+
+class Tenure:
+    """One node's terms, one at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        keeper: KeeperLink,
+        driver: GpuDriver,
+        services: Services,
+        remains: Remains,
+        note: Callable[[str], None],
+    ) -> None:
+        self._config, self._clock, self._keeper, self._driver = config, clock, keeper, driver
+        self._services, self._remains, self._note = services, remains, note
+        self._facts: tuple[GpuFacts, ...] = ()
+        self._locks: dict[int, mutex.LockFile] = {}
+
+    # --- take-over
+
+    async def take_over(self, term: Term, progress: Progress) -> None:
+        """Raises `TakeOverError`; what was begun by then is ended by `end`."""
+        steps = [
+            Step("gpu-state", self._look_at_gpus, limit=10.0),
+            Step("reset", self._reset, limit=RESET, counted=False),
+            Step("persistence", self._persistence, limit=20.0),
+            Step("foreign-processes", self._no_foreigners, limit=5.0),
+            Step("lock-files", lambda by: self._make_locks(term, by), limit=5.0),
+            Step("services", lambda by: self._services.launch(term.token, deadline=by), limit=15.0),
+        ]
+        await run_steps(steps, self._clock, progress)
+
+    async def _look_at_gpus(self, by: float) -> None:
+        self._facts = await self._driver.facts(deadline=by)
+        faults = [f"GPU {gpu.index} is {gpu.verdict}: {gpu.why}" for gpu in self._facts if gpu.verdict.node_fault]
+        if faults:
+            raise RuntimeError("; ".join(faults))
+
+    async def _reset(self, by: float) -> None:
+        needed = [gpu for gpu in self._facts if gpu.verdict.wants_reset]
+        for gpu in needed:
+            self._note(f"GPU {gpu.index} is {gpu.verdict}: resetting it")
+            await self._driver.reset(gpu.uuid, deadline=by)
+        if needed:
+            await self._look_at_gpus(by)
+
+    async def _persistence(self, by: float) -> None:
+        await self._driver.ensure_persistence(deadline=by)
+
+    async def _no_foreigners(self, by: float) -> None:
+        """Whoever is on a GPU now is none of ours: nothing of this term has been started yet."""
+        found = {gpu.index: await asyncio.to_thread(_on_device, gpu.device) for gpu in self._facts}
+        for gpu in self._facts:
+            found[gpu.index] |= gpu.pids or frozenset()
+        on_it = [f"GPU {index} is in use by {sorted(pids)}" for index, pids in found.items() if pids]
+        if on_it:
+            raise RuntimeError("; ".join(on_it) + ": end these processes, which gpuward did not start")
+
+    async def _make_locks(self, term: Term, by: float) -> None:
+        locks = await asyncio.to_thread(self._create_lock_files, term)
+        entries = [{"gpu": index, "path": str(lock.path)} for index, lock in locks.items()]
+        fds = [lock.fd for lock in locks.values()]
+        await self._keeper.call("locks", deadline=by, fds=fds, token=term.token, locks=entries)
+        self._locks = locks
+
+    def _create_lock_files(self, term: Term) -> dict[int, mutex.LockFile]:
+        made: dict[int, mutex.LockFile] = {}
+        try:
+            for index in self._config.gpu_indexes:
+                path = self._config.lock_file(index)
+                made[index] = mutex.create(
+                    path, token=term.token, node=self._config.node, gid=self._config.gid, note=self._note
+                )
+        except BaseException:
+            for lock in made.values():
+                lock.remove()
+            raise
+        return made
+
+    # --- the end
+
+    async def end(self, term: Term, kill_at: float | None, switch_at: float) -> Outcome:
+        """Services, then the term's cgroup, then the lock files. Returns when nothing of the term can run any more, and
+        keeps at it until then. `kill_at` and `switch_at` (when the keeper ends everything by itself) are boot-time
+        seconds; `kill_at` None: no authority is at stake."""
+        graceful = kill_at is None or kill_at > self._clock.now()
+        await self._services.stop_all(by=NEVER if kill_at is None else kill_at, graceful=graceful)
+        now = self._clock.now()
+        unkillable = await self._end_term(term.token, now + KILL if kill_at is None else min(now + KILL, switch_at))
+        self._remove_locks(keep=bool(unkillable))
+        return Outcome(unkillable)
+
+    async def _end_term(self, token: int, by: float) -> tuple[int, ...]:
+        """By the keeper; without one, by ourselves."""
+        try:
+            answer = await self._keeper.call("end", deadline=by + CALL, token=token, by_ns=int(by * 1e9))
+            return tuple(answer["unkillable"])
+        except (KeeperGone, KeeperRefused, TimeoutError) as error:
+            self._note(f"the keeper did not end the term ({error}); ending it without")
+            return await self._remains.end(token, by=max(by, self._clock.now() + KILL))
+
+    def _remove_locks(self, *, keep: bool) -> None:
+        if keep:
+            return
+        for lock in self._locks.values():
+            with contextlib.suppress(OSError):
+                lock.remove()
+        self._locks = {}
+
+    # --- what others ask
+
+    def repair_locks(self) -> None:
+        """A lock file that was deleted or replaced is linked back. May block; what was found is told to `note`."""
+        for index, lock in list(self._locks.items()):
+            try:
+                found = lock.repair()
+            except OSError as error:
+                found = str(error)
+            if found is not None:
+                self._note(f"the lock file of GPU {index}: {found}")
+
+
+def _on_device(device: Path) -> frozenset[int]:
+    return any_holder(holders(DeviceId.of(device)))
