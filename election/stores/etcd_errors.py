@@ -18,7 +18,7 @@ _AUTH = (
     "invalid auth management",
     "permission denied",
     "revision in header is old",
-    "revision of the authorization store",
+    "revision of auth store is old",
     "user name is empty",
     "user name not found",
 )
