@@ -1,98 +1,23 @@
 """What only a store on the network must stand: members that are gone, stopped, cut off, or are not etcd at all."""
 
-import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable
 
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
-from structlog.testing import capture_logs
 
-from election.clock import BootClock
-from election.store import Change, ErrorClass, ModIs, Put, StoreError, Txn
-from election.stores import etcd_watch
+from election.store import ErrorClass, ModIs, Put, StoreError, Txn
 from election.stores.etcd_http import EtcdStore
 from supervisor.demo.etcd_cluster import EtcdCluster
 from tests.bed.etcd import etcd_cluster
-
-CLOCK = BootClock()
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def soon(seconds: float = 5.0) -> float:
-    return CLOCK.now() + seconds
+from tests.bed.etcd_stores import CLOCK, in_order, put, server, soon, store_on, works_again
 
 
 @pytest.fixture
 def root() -> str:
+    """A prefix that no other test uses."""
     return f"/etcd/{uuid.uuid4().hex}/"
-
-
-@asynccontextmanager
-async def store_on(*endpoints: str) -> AsyncIterator[EtcdStore]:
-    store = EtcdStore(endpoints, clock=CLOCK)
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-@asynccontextmanager
-async def server(handler: Handler) -> AsyncIterator[str]:
-    """An HTTP server on loopback that answers every POST with `handler`; its address."""
-    app = web.Application()
-    app.router.add_post("/{path:.*}", handler)
-    async with TestServer(app) as running:
-        yield str(running.make_url("")).rstrip("/")
-
-
-async def put(store: EtcdStore, key: str, value: bytes = b"x", deadline: float | None = None) -> int:
-    return (await store.commit(Txn((), (Put(key, value),)), deadline=deadline or soon())).revision
-
-
-async def works_again(store: EtcdStore, key: str, within: float = 10.0) -> float:
-    """Seconds until a put succeeds; each attempt has half a second."""
-    start = CLOCK.now()
-    while not await succeeds(store, key):
-        assert CLOCK.now() - start < within
-        await asyncio.sleep(0.02)
-    return CLOCK.now() - start
-
-
-async def succeeds(store: EtcdStore, key: str) -> bool:
-    try:
-        await put(store, key, deadline=soon(0.5))
-    except StoreError as error:
-        if error.kind is not ErrorClass.TRANSIENT:
-            raise
-        return False
-    return True
-
-
-async def until_none(watch: AsyncGenerator[Change | None, None], within: float = 10.0) -> None:
-    async with asyncio.timeout(within):
-        while await anext(watch) is not None:
-            pass
-
-
-async def until_change(watch: AsyncGenerator[Change | None, None], value: bytes) -> None:
-    async with asyncio.timeout(10):
-        while (change := await anext(watch)) is None or change.value != value:
-            pass
-
-
-async def eventually(seen: Callable[[], bool], within: float = 10.0) -> None:
-    deadline = soon(within)
-    while not seen():
-        assert CLOCK.now() < deadline
-        await CLOCK.sleep_until(CLOCK.now() + 0.02)
-
-
-def in_order(cluster: EtcdCluster, first: int) -> list[str]:
-    return cluster.endpoints[first:] + cluster.endpoints[:first]
 
 
 async def test_a_stopped_member_costs_one_deadline_and_then_the_next_one_answers(
@@ -248,6 +173,16 @@ async def test_a_read_leaves_nonsense_for_the_next_endpoint_within_its_deadline(
         assert (await store.read([root], deadline=soon())).entries == ()
 
 
+async def test_a_redirect_is_not_followed_even_to_a_real_etcd(etcd: EtcdCluster, root: str) -> None:
+    async def redirect(request: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": etcd.endpoints[0] + request.path})
+
+    async with server(redirect) as endpoint, store_on(endpoint) as store:
+        with pytest.raises(StoreError, match="redirect") as caught:
+            await store.read([root], deadline=soon())
+    assert caught.value.kind is ErrorClass.TRANSIENT
+
+
 async def test_a_refused_connection_is_left_for_the_next_endpoint_by_a_commit_too(
     etcd: EtcdCluster, root: str, unused_tcp_port: int
 ) -> None:
@@ -309,100 +244,6 @@ async def test_status_names_the_leader_and_what_is_wrong_with_each_member(own_et
     assert found[leader].db_size > 0
     assert found[leader].error is None
     assert "Connect call failed" in str(found[gone].error)
-
-
-async def test_a_watch_survives_the_death_of_its_member_and_of_the_leader(own_etcd: EtcdCluster, root: str) -> None:
-    leader = own_etcd.leader()
-    async with store_on(*in_order(own_etcd, leader)) as store, aclosing(store.watch(root)) as watch:
-        await until_none(watch)
-        own_etcd.kill(leader)
-        await works_again(store, root + "a")
-        await until_none(watch)
-        await put(store, root + "a", b"after")
-        await until_change(watch, b"after")
-
-
-async def test_a_watch_leaves_a_stopped_member_and_tells_what_happened_meanwhile(
-    own_etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(etcd_watch, "SILENCE", 0.4)
-    monkeypatch.setattr(etcd_watch, "CREATE", 0.4)
-    member = (own_etcd.leader() + 1) % 3
-    async with store_on(*in_order(own_etcd, member)) as store, aclosing(store.watch(root)) as watch:
-        await until_none(watch)
-        own_etcd.stop(member)
-        async with store_on(*in_order(own_etcd, (member + 1) % 3)) as other:
-            revision = await put(other, root + "a", b"meanwhile")
-        async with asyncio.timeout(5):
-            assert await anext(watch) is None
-            assert await anext(watch) == Change(root + "a", revision, b"meanwhile", 0, 0)
-
-
-async def test_a_watch_leaves_a_member_that_lost_its_leader_and_comes_back(own_etcd: EtcdCluster, root: str) -> None:
-    leader = own_etcd.leader()
-    others = [(leader + 1) % 3, (leader + 2) % 3]
-    async with store_on(own_etcd.endpoints[leader]) as store, aclosing(store.watch(root)) as watch:
-        await until_none(watch)
-        with capture_logs() as logs:
-            for member in others:
-                own_etcd.kill(member)
-            again = asyncio.create_task(until_none(watch, within=20))
-            await eventually(lambda: any("no leader" in line["cause"] for line in logs))
-        own_etcd.restart(*others)
-        await again
-        await put(store, root + "a", b"after")
-        await until_change(watch, b"after")
-
-
-async def test_a_quiet_watch_is_made_anew_without_losing_or_repeating_anything(
-    etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(etcd_watch, "SILENCE", 0.02)
-    async with store_on(*etcd.endpoints) as store, aclosing(store.watch(root)) as watch:
-        await until_none(watch)
-
-        async def write() -> list[int]:
-            revisions = []
-            for count in range(40):
-                revisions.append(await put(store, root + "a"))
-                await asyncio.sleep(0.001 * (7 * count % 45))
-            return revisions
-
-        writing = asyncio.create_task(write())
-        async with asyncio.timeout(10):
-            changes = [await anext(watch) for _ in range(40)]
-        assert [change.mod_revision if change else None for change in changes] == await writing
-
-
-async def test_a_watch_whose_place_was_compacted_away_says_so_and_goes_on(
-    own_etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with store_on(*own_etcd.endpoints) as store, aclosing(store.watch(root)) as watch:
-        monkeypatch.setattr(etcd_watch, "SILENCE", 0.3)
-        await until_none(watch)
-        await put(store, root + "a", b"first")
-        await until_change(watch, b"first")
-        for _ in range(5):
-            last = await put(store, "/elsewhere")
-        await asyncio.to_thread(own_etcd.etcdctl, "compact", str(last))
-        await until_none(watch)
-        await put(store, root + "a", b"second")
-        await until_change(watch, b"second")
-
-
-async def test_a_watch_on_something_that_is_not_etcd_keeps_trying_without_haste(root: str) -> None:
-    asked = []
-
-    async def nonsense(request: web.Request) -> web.Response:
-        asked.append(request.path)
-        return web.json_response({"result": {"created": "perhaps"}})
-
-    async with server(nonsense) as endpoint, store_on(endpoint) as store, aclosing(store.watch(root)) as watch:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await anext(watch)
-    assert 3 <= len(asked) <= 6
-    assert set(asked) == {"/v3/watch"}
 
 
 @pytest.mark.parametrize("endpoints", [[], ["127.0.0.1:2379"], "http://127.0.0.1:2379"])

@@ -332,7 +332,7 @@ async def test_closing_a_store_ends_its_watches_and_refuses_calls(store: LockSto
     waiting = asyncio.create_task(anext(watch, "ended"))
     await asyncio.sleep(0)
     await store.close()
-    assert await asyncio.wait_for(waiting, 5) == "ended"
+    assert await asyncio.wait_for(waiting, 2) == "ended"
     with pytest.raises(StoreError) as caught:
         await store.read([root], deadline=soon())
     assert caught.value.kind is ErrorClass.TRANSIENT

@@ -1,0 +1,67 @@
+"""Stores on etcd for tests, and servers that only look like it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from election.clock import BootClock
+from election.store import ErrorClass, Put, StoreError, Txn
+from election.stores.etcd_http import EtcdStore
+from supervisor.demo.etcd_cluster import EtcdCluster
+
+CLOCK = BootClock()
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def soon(seconds: float = 5.0) -> float:
+    """A deadline."""
+    return CLOCK.now() + seconds
+
+
+@asynccontextmanager
+async def store_on(*endpoints: str) -> AsyncIterator[EtcdStore]:
+    store = EtcdStore(endpoints, clock=CLOCK)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def server(handler: Handler) -> AsyncIterator[str]:
+    """An HTTP server on loopback that answers every POST with `handler`; its address."""
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handler)
+    async with TestServer(app) as running:
+        yield str(running.make_url("")).rstrip("/")
+
+
+async def put(store: EtcdStore, key: str, value: bytes = b"x", deadline: float | None = None) -> int:
+    return (await store.commit(Txn((), (Put(key, value),)), deadline=deadline or soon())).revision
+
+
+async def works_again(store: EtcdStore, key: str, within: float = 10.0) -> float:
+    """Seconds until a put succeeds; each attempt has half a second."""
+    start = CLOCK.now()
+    while not await succeeds(store, key):
+        assert CLOCK.now() - start < within
+        await asyncio.sleep(0.02)
+    return CLOCK.now() - start
+
+
+async def succeeds(store: EtcdStore, key: str) -> bool:
+    try:
+        await put(store, key, deadline=soon(0.5))
+    except StoreError as error:
+        if error.kind is not ErrorClass.TRANSIENT:
+            raise
+        return False
+    return True
+
+
+def in_order(cluster: EtcdCluster, first: int) -> list[str]:
+    """The endpoints, beginning with that of one member."""
+    return cluster.endpoints[first:] + cluster.endpoints[:first]

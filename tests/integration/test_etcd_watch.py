@@ -1,0 +1,134 @@
+"""A watch on a real etcd goes on for ever, and says when it may have missed something."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from election.store import Change
+from election.stores import etcd_watch
+from supervisor.demo.etcd_cluster import EtcdCluster
+from tests.bed.etcd_stores import CLOCK, in_order, put, server, soon, store_on, works_again
+
+
+@pytest.fixture
+def root() -> str:
+    """A prefix that no other test uses."""
+    return f"/etcd/{uuid.uuid4().hex}/"
+
+
+async def until_none(watch: AsyncGenerator[Change | None, None], within: float = 10.0) -> None:
+    async with asyncio.timeout(within):
+        while await anext(watch) is not None:
+            pass
+
+
+async def until_change(watch: AsyncGenerator[Change | None, None], value: bytes) -> None:
+    async with asyncio.timeout(10):
+        while (change := await anext(watch)) is None or change.value != value:
+            pass
+
+
+async def eventually(seen: Callable[[], bool], within: float = 10.0) -> None:
+    deadline = soon(within)
+    while not seen():
+        assert CLOCK.now() < deadline
+        await CLOCK.sleep_until(CLOCK.now() + 0.02)
+
+
+async def test_a_watch_survives_the_death_of_its_member_and_of_the_leader(own_etcd: EtcdCluster, root: str) -> None:
+    leader = own_etcd.leader()
+    async with store_on(*in_order(own_etcd, leader)) as store, aclosing(store.watch(root)) as watch:
+        await until_none(watch)
+        own_etcd.kill(leader)
+        await works_again(store, root + "a")
+        await until_none(watch)
+        await put(store, root + "a", b"after")
+        await until_change(watch, b"after")
+
+
+async def test_a_watch_leaves_a_stopped_member_and_tells_what_happened_meanwhile(
+    own_etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_watch, "SILENCE", 0.4)
+    monkeypatch.setattr(etcd_watch, "CREATE", 0.4)
+    member = (own_etcd.leader() + 1) % 3
+    async with store_on(*in_order(own_etcd, member)) as store, aclosing(store.watch(root)) as watch:
+        await until_none(watch)
+        own_etcd.stop(member)
+        async with store_on(*in_order(own_etcd, (member + 1) % 3)) as other:
+            revision = await put(other, root + "a", b"meanwhile")
+        async with asyncio.timeout(5):
+            assert await anext(watch) is None
+            assert await anext(watch) == Change(root + "a", revision, b"meanwhile", 0, 0)
+
+
+async def test_a_watch_leaves_a_member_that_lost_its_leader_and_comes_back(own_etcd: EtcdCluster, root: str) -> None:
+    leader = own_etcd.leader()
+    others = [(leader + 1) % 3, (leader + 2) % 3]
+    async with store_on(own_etcd.endpoints[leader]) as store, aclosing(store.watch(root)) as watch:
+        await until_none(watch)
+        with capture_logs() as logs:
+            for member in others:
+                own_etcd.kill(member)
+            again = asyncio.create_task(until_none(watch, within=20))
+            await eventually(lambda: any("no leader" in line["cause"] for line in logs))
+        own_etcd.restart(*others)
+        await again
+        await put(store, root + "a", b"after")
+        await until_change(watch, b"after")
+
+
+async def test_a_quiet_watch_is_made_anew_without_losing_or_repeating_anything(
+    etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_watch, "SILENCE", 0.02)
+    async with store_on(*etcd.endpoints) as store, aclosing(store.watch(root)) as watch:
+        await until_none(watch)
+
+        async def write() -> list[int]:
+            revisions = []
+            for count in range(40):
+                revisions.append(await put(store, root + "a"))
+                await asyncio.sleep(0.001 * (7 * count % 45))
+            return revisions
+
+        writing = asyncio.create_task(write())
+        async with asyncio.timeout(10):
+            changes = [await anext(watch) for _ in range(40)]
+        assert [change.mod_revision if change else None for change in changes] == await writing
+
+
+async def test_a_watch_whose_place_was_compacted_away_says_so_and_goes_on(
+    own_etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store_on(*own_etcd.endpoints) as store, aclosing(store.watch(root)) as watch:
+        monkeypatch.setattr(etcd_watch, "SILENCE", 0.3)
+        await until_none(watch)
+        await put(store, root + "a", b"first")
+        await until_change(watch, b"first")
+        for _ in range(5):
+            last = await put(store, "/elsewhere")
+        await asyncio.to_thread(own_etcd.etcdctl, "compact", str(last))
+        await until_none(watch)
+        await put(store, root + "a", b"second")
+        await until_change(watch, b"second")
+
+
+async def test_a_watch_on_something_that_is_not_etcd_keeps_trying_without_haste(root: str) -> None:
+    asked = []
+
+    async def nonsense(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response({"result": {"created": "perhaps"}})
+
+    async with server(nonsense) as endpoint, store_on(endpoint) as store, aclosing(store.watch(root)) as watch:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await anext(watch)
+    assert 3 <= len(asked) <= 6
+    assert set(asked) == {"/v3/watch"}
