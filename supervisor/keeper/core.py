@@ -159,9 +159,7 @@ class Keeper:
         self.ledger = term.finish_end(self.ledger)
         if left is not None:
             self.leftover.append(left)
-        self.services.drop_all(term_removed=left is None)
-        self.jobs.drop_all(term_removed=left is None)
-        self._drop_locks()
+        self._forget(left is None)
         result = {
             "clean": not pids,
             "unkillable": pids,
@@ -173,6 +171,12 @@ class Keeper:
             reply(None, "", **result)
         if ending.fired and over is not None:
             self.tell("fired", token=over.token, **result)
+
+    def _forget(self, removed: bool) -> None:
+        """Services, jobs and locks of a term that is over; whatever fails here, the term is over."""
+        guard(lambda: self.services.drop_all(term_removed=removed))
+        guard(lambda: self.jobs.drop_all(term_removed=removed))
+        guard(self._drop_locks)
 
     def _drop_locks(self) -> None:
         """Forget lock files, those excepted that something unkillable still holds."""
@@ -192,9 +196,7 @@ class Keeper:
         for place in list(self.leftover):
             if not place.populated() and place.discard():
                 self.leftover.remove(place)
-                self.services.drop_all(term_removed=True)
-                self.jobs.drop_all(term_removed=True)
-                self._drop_locks()
+                self._forget(True)
                 self.tell("cleared", token=place.token)
         keep = [place.token for place in self.leftover]
         if self.place is not None:

@@ -145,19 +145,19 @@ class Jobs:
                 empty[id(box)] = box
         self._drop(empty)
 
-    def _drop(self, boxes: dict[int, Box]) -> None:
+    def _drop(self, boxes: dict[int, Box], *, removed: bool = False) -> None:
         for job in [job for job in self.all if id(job.box) in boxes]:
             self._free(job)
             self.all.remove(job)
         for box in boxes.values():
             self._loop.remove(box.events)
-            if not box.discard():
+            if removed or not box.discard():
                 box.close()
 
     def drop_all(self, term_removed: bool) -> None:
         """The term is over. Locks of what still lives are kept."""
         if term_removed:
-            self._drop({id(job.box): job.box for job in self.all})
+            self._drop({id(job.box): job.box for job in self.all}, removed=True)
         else:
             self.look_at_all()
 

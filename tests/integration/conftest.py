@@ -1,0 +1,6 @@
+"""Keepers and cgroups for the tests of this folder."""
+
+from tests.bed.cgroups import own_cgroup
+from tests.bed.keeper import any_keeper, folder_of_nobody, keeper, unprivileged_keeper, weak_keeper
+
+__all__ = ["any_keeper", "folder_of_nobody", "keeper", "own_cgroup", "unprivileged_keeper", "weak_keeper"]

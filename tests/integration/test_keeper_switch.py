@@ -1,0 +1,225 @@
+"""The dead man's switch (rule 16): at the deadline everything ends, with no help from anybody."""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from election.clock import boot_time
+from supervisor import proc
+from supervisor.cgroup import Group
+from supervisor.keeper.client import KeeperRefused, spawn
+from tests.bed.keeper import Bed, ended, pid_from, soon, until
+
+_ROOT = Path(__file__).parents[2]
+_LATE_S = 0.1
+
+
+async def _stand_in(bed: Bed, token: int, seconds: float, *argv: str) -> tuple[asyncio.subprocess.Process, Any]:
+    """A supervisor of its own process: it takes the connection over from the bed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.bed.stand_in", str(bed.run), str(token), str(seconds), *argv,
+        cwd=_ROOT, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process, json.loads(await process.stdout.readline())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_services_end_at_the_deadline_when_the_supervisor_is_killed_or_stopped(
+    any_keeper: Bed, how: signal.Signals
+) -> None:
+    """ansible-role-patroni 24, the SIGSTOP row of election-rules.md: nobody else solves it."""
+    supervisor, said = await _stand_in(any_keeper, 7, 0.8, "sleep", "60")
+    try:
+        supervisor.send_signal(how)
+        when = await ended(said["pid"], said["start_ticks"])
+        assert 0 <= when - said["deadline"] <= _LATE_S
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            supervisor.kill()
+        await supervisor.communicate()
+
+
+async def test_a_closed_connection_changes_nothing_before_the_deadline(any_keeper: Bed) -> None:
+    deadline = await any_keeper.arm(3, 0.6)
+    started = await any_keeper.start(3, "s", "sleep", "60")
+    await any_keeper.client.close()
+    assert await ended(started["pid"], started["start_ticks"]) >= deadline
+
+
+async def test_the_deadline_can_move_on_but_not_back(keeper: Bed) -> None:
+    first = await keeper.arm(3, 0.4)
+    started = await keeper.start(3, "s", "sleep", "60")
+    second = await keeper.arm(3, 0.9)
+    with pytest.raises(KeeperRefused, match="before the present one"):
+        await keeper.call("arm", token=3, deadline_ns=int(first * 1e9))
+    when = await ended(started["pid"], started["start_ticks"])
+    assert 0 <= when - second <= _LATE_S
+
+
+async def test_double_fork_setsid_and_ignored_signals_do_not_escape(any_keeper: Bed) -> None:
+    file = any_keeper.run / "escaped"
+    script = f"trap '' TERM HUP INT; (setsid sh -c 'echo $$ > {file}; trap \"\" TERM; sleep 60; sleep 60' &) ; exit 0"
+    deadline = await any_keeper.arm(4, 0.8)
+    await any_keeper.start(4, "s", "sh", "-c", script)
+    await any_keeper.event("exited", service="s", status=0)
+    pid, ticks = await pid_from(file)
+    assert not any(event["event"] == "empty" for event in any_keeper.events)
+    when = await ended(pid, ticks)
+    assert 0 <= when - deadline <= _LATE_S
+    fired = await any_keeper.event("fired", token=4)
+    assert fired["clean"] is True
+
+
+async def test_nothing_starts_after_the_deadline_nor_for_a_lower_token_nor_after_the_switch(any_keeper: Bed) -> None:
+    await any_keeper.arm(5, 0.2)
+    with pytest.raises(KeeperRefused) as lower:
+        await any_keeper.start(4, "s", "true")
+    assert lower.value.error == "no-term"
+    await any_keeper.event("fired", token=5)
+    for token in (5, 4):
+        with pytest.raises(KeeperRefused) as over:
+            await any_keeper.start(token, "s", "true")
+        assert over.value.error == "over"
+        with pytest.raises(KeeperRefused) as rearm:
+            await any_keeper.arm(token)
+        assert rearm.value.error == "over"
+    await any_keeper.arm(6)
+    await any_keeper.start(6, "s", "true")
+
+
+async def test_a_keeper_that_overslept_refuses_a_start_after_the_deadline(keeper: Bed) -> None:
+    deadline = await keeper.arm(5, 0.15)
+    os.kill(keeper.pid, signal.SIGSTOP)
+    asked = asyncio.create_task(keeper.start(5, "s", "touch", str(keeper.run / "ran")))
+    await asyncio.sleep(deadline - boot_time() + 0.05)
+    os.kill(keeper.pid, signal.SIGCONT)
+    with pytest.raises(KeeperRefused) as refused:
+        await asked
+    assert refused.value.error in ("deadline", "over")
+    await keeper.event("fired", token=5)
+    assert not (keeper.run / "ran").exists()
+
+
+async def test_an_fd_of_the_terms_cgroup_is_useless_once_the_term_is_over(keeper: Bed) -> None:
+    await keeper.arm(5, 0.3)
+    started = await keeper.start(5, "s", "sleep", "60")
+    group = Group.open(started["cgroup"] + "/main")
+    procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=group.fd)
+    try:
+        await keeper.event("fired", token=5)
+        with pytest.raises(OSError) as entered:  # noqa: PT011 - the number is what is looked at
+            os.write(procs, b"0")
+        assert entered.value.errno == errno.ENODEV
+    finally:
+        os.close(procs)
+        group.close()
+
+
+async def test_no_folder_can_be_made_below_the_fenced_parent_until_the_next_term(keeper: Bed) -> None:
+    assert keeper.cgroup is not None
+    await keeper.arm(5, 0.1)
+    await keeper.event("fired", token=5)
+    parent = Group.open(keeper.cgroup)
+    try:
+        with pytest.raises(OSError):  # noqa: PT011 - EAGAIN, as the kernel has it
+            parent.make("term-5")
+        await keeper.arm(6)
+        parent.make("elsewhere").close()
+    finally:
+        parent.close()
+
+
+async def test_a_folder_of_a_term_that_is_over_is_killed_and_removed_when_it_appears_again(keeper: Bed) -> None:
+    """A container runtime makes missing parents anew."""
+    assert keeper.cgroup is not None
+    await keeper.arm(5)
+    await keeper.call("end", token=5, by_ns=int(soon(1) * 1e9))
+    await keeper.arm(6)
+    parent = Group.open(keeper.cgroup)
+    again = parent.make("term-5")
+    sleeper = await asyncio.create_subprocess_exec("sleep", "60")
+    again.enter(sleeper.pid)
+    assert await asyncio.wait_for(sleeper.wait(), 3) == -signal.SIGKILL
+    await until(lambda: "term-5" not in parent.children(), "the folder to go")
+    again.close()
+    parent.close()
+
+
+async def test_a_later_keeper_refuses_what_was_over_and_ends_what_was_left(keeper: Bed) -> None:
+    await keeper.arm(8)
+    left = await keeper.start(8, "s", "sleep", "60")
+    os.kill(keeper.pid, signal.SIGKILL)
+    await asyncio.wait_for(keeper.client.closed.wait(), 2)
+    assert proc.stat(left["pid"]) is not None
+    keeper.client = await spawn(keeper.run, keeper.cgroup, None, deadline=soon())
+    try:
+        await ended(left["pid"], left["start_ticks"])
+        with pytest.raises(KeeperRefused) as over:
+            await keeper.arm(8)
+        assert over.value.error == "over"
+    finally:
+        await keeper.call("quit")
+
+
+async def test_the_highest_token_that_is_over_outlives_the_keeper(keeper: Bed) -> None:
+    await keeper.arm(9)
+    await keeper.call("end", token=9, by_ns=int(soon(1) * 1e9))
+    await keeper.call("quit")
+    await asyncio.wait_for(keeper.client.closed.wait(), 2)
+    keeper.client = await spawn(keeper.run, keeper.cgroup, None, deadline=soon())
+    assert (await keeper.call("hello"))["over"] == 9
+    await keeper.call("quit")
+
+
+async def test_a_second_keeper_for_the_same_run_folder_or_cgroup_does_not_start(keeper: Bed, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for run in (keeper.run, other):
+        with pytest.raises(Exception, match="another keeper"):
+            await spawn(run, keeper.cgroup, None, deadline=soon())
+
+
+async def test_an_end_that_is_asked_for_leaves_nothing(any_keeper: Bed) -> None:
+    await any_keeper.arm(2)
+    started = [await any_keeper.start(2, f"s{n}", "sh", "-c", "trap '' TERM; sleep 60") for n in range(5)]
+    answer = await any_keeper.call("end", token=2, by_ns=int(soon(2) * 1e9))
+    assert answer["clean"] is True
+    assert answer["unkillable"] == []
+    for one in started:
+        found = proc.stat(one["pid"])
+        assert found is None or found.start_ticks != one["start_ticks"] or found.state in "ZX"
+    hello = await any_keeper.call("hello")
+    assert (hello["armed"], hello["over"], hello["services"]) == (None, 2, {})
+    assert (await any_keeper.call("end", token=2, by_ns=0))["clean"] is True
+
+
+async def test_a_keeper_that_runs_as_nobody_ends_everything_too(unprivileged_keeper: Bed) -> None:
+    bed = unprivileged_keeper
+    assert (await bed.call("hello"))["containment"] == "process-group"
+    file = bed.run / "escaped"
+    deadline = await bed.arm(4, 0.7)
+    await bed.start(4, "s", "sh", "-c", f"(setsid sh -c 'echo $$ > {file}; sleep 60; sleep 60' &); sleep 60")
+    pid, ticks = await pid_from(file)
+    when = await ended(pid, ticks)
+    assert 0 <= when - deadline <= _LATE_S
+    await bed.event("fired", token=4)
+    await bed.arm(5)
+    with pytest.raises(KeeperRefused) as refused:
+        await bed.start(5, "root", "true", uid=0, gid=0)
+    assert (refused.value.error, refused.value.fields["stage"]) == ("exec", "user")
+
+
+async def test_killing_a_weak_keeper_takes_its_direct_children_along(weak_keeper: Bed) -> None:
+    await weak_keeper.arm(4)
+    started = await weak_keeper.start(4, "s", "sleep", "60")
+    os.kill(weak_keeper.pid, signal.SIGKILL)
+    await ended(started["pid"], started["start_ticks"], 2)
