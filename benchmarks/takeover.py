@@ -58,9 +58,8 @@ async def running_cluster(ttl: int) -> AsyncIterator[Watcher]:
 
 async def force(fault: Fault, watcher: Watcher) -> int:
     """One change of hands; the index of the new term. The cluster is whole again afterwards."""
-    holder, terms = watcher.complete(), len(watcher.terms)
-    assert holder is not None
-    stage = Stage(watcher.cluster, watcher, holder)
+    terms = len(watcher.terms)
+    stage = Stage(watcher.cluster, watcher, await _settled(watcher, terms - 1))
     await fault.inject(stage)
     await _settled(watcher, terms)
     await fault.heal(stage)
@@ -112,16 +111,14 @@ def _row(name: str, values: Sequence[float]) -> str:
     return f"| {name} | {len(values)} | {middle:.0f} | {high:.0f} |"
 
 
-async def _settled(watcher: Watcher, terms: int) -> None:
-    """A term after the first `terms` ones, and all services running in it."""
+async def _settled(watcher: Watcher, terms: int) -> str:
+    """The node that leads once there is a term after the first `terms` ones and all services run in it."""
     limit = boot_time() + 3 * watcher.cluster.ttl + LIMIT
-
-    def wanted() -> bool:
-        return len(watcher.terms) > terms and watcher.complete() is not None
-
-    if not await watcher.until(wanted, limit):
-        words = [line for node in watcher.cluster.nodes.values() for line in (node.name, *node.last_lines())]
-        raise RuntimeError("no node had all services running in time:\n" + "\n".join(words))
+    while await watcher.until(lambda: len(watcher.terms) > terms and watcher.complete() is not None, limit):
+        if holder := watcher.complete():
+            return holder
+    words = [line for node in watcher.cluster.nodes.values() for line in (node.name, *node.last_lines())]
+    raise RuntimeError("no node had all services running in time:\n" + "\n".join(words))
 
 
 async def _told(watcher: Watcher, token: int) -> dict[str, Any]:

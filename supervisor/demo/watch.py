@@ -234,8 +234,8 @@ def note_terms(terms: list[Term], seen: View, new: Callable[[Term], None] = lamb
 
 
 async def _end(process: asyncio.subprocess.Process, reading: "asyncio.Task[None]") -> None:
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGKILL)
     await process.wait()
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)

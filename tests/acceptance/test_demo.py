@@ -24,8 +24,8 @@ from supervisor.demo import cleanup, faults
 
 ROOT = Path(__file__).parents[2]
 TTL = 6
-AT_ONCE = 2
-"""Demos that run at the same time: each has up to 30 processes."""
+PLACES = (Path(__file__), Path(__file__).parent)
+"""As many demos run at the same time, each under the flock of one of these: each has up to 30 processes."""
 NOBODY = 65534
 LIMIT = 15.0
 """Seconds for the clean-up."""
@@ -35,11 +35,12 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(autouse=True)
 def slot() -> Iterator[None]:
-    """Waits for one of `AT_ONCE` places, however many workers there are."""
+    """Waits for one of `PLACES`, however many workers there are."""
     with contextlib.ExitStack() as stack:
-        names = [f"gpuward-demo-slot-{os.geteuid()}-{number}" for number in range(AT_ONCE)]
-        files = [stack.enter_context((Path(tempfile.gettempdir()) / name).open("wb")) for name in names]
-        while not any(_taken(file.fileno()) for file in files):
+        fds = [os.open(place, os.O_RDONLY | os.O_CLOEXEC) for place in PLACES]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        while not any(_taken(fd) for fd in fds):
             time.sleep(0.2)
         yield
 
@@ -65,11 +66,13 @@ class Outcome:
 class Demo:
     """A running demo."""
 
-    def __init__(self, *arguments: str, command: tuple[str, ...] = (sys.executable,), **environ: str) -> None:
+    def __init__(
+        self, *arguments: str, command: tuple[str, ...] = (sys.executable,), cwd: Path = ROOT, **environ: str
+    ) -> None:
         self.process = subprocess.Popen(
             [*command, "-m", "supervisor.entry", "demo", "--ttl", str(TTL), "--format", "json", *arguments],
-            cwd="/",
-            env={"PYTHONPATH": str(ROOT)} | dict(os.environ) | environ,
+            cwd=cwd,
+            env=os.environ | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -198,8 +201,8 @@ def test_a_killed_demo_leaves_nothing(demo: Callable[..., Demo], store: str) -> 
 def test_without_root_it_runs_in_weak_containment_and_says_so(demo: Callable[..., Demo], readable: Path) -> None:
     nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", str(readable / "bin/python"))
     paths = f"{readable / 'source'}:{readable / 'packages'}"
-    running = demo("--for", seconds_for("kill-node"), command=nobody, PYTHONPATH=paths, HOME="/", TMPDIR="/tmp")
-    outcome = running.outcome()
+    places = {"cwd": readable, "PYTHONPATH": paths, "HOME": "/", "TMPDIR": "/tmp"}
+    outcome = demo("--for", seconds_for("kill-node"), command=nobody, **places).outcome()
     assert outcome.result["containment"] == "process-group"
     assert outcome.result["ok"], outcome.stderr
     assert (outcome.result["fault"], outcome.result["store"]) == ("kill-node", "local")
