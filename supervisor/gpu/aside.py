@@ -2,7 +2,8 @@
 
 A stat through /proc/PID/fd of a file on a dead NFS or FUSE mount, or /proc/PID/maps of a process that is stuck in the
 kernel with its address space locked, may never return. Such a read runs in a daemon thread; at the deadline it is
-left behind, and as long as it has not come back no second one is started: one stuck process costs one thread.
+left behind. Only MOST_STUCK may be left behind at a time, so a stuck process costs a few threads and not one per look;
+more than one, since one impatient caller must not make the others believe that nothing answers.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ import contextlib
 import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+MOST_STUCK = 4
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -20,16 +23,17 @@ class StillStuckError(TimeoutError):
 
 
 class Aside:
-    """One lane for blocking reads. Calls that overlap are refused only while one is past its deadline."""
+    """A few lanes for blocking reads of one kind."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._stuck = 0
+        self.stuck = 0
+        """Threads whose caller has gone: they came too late, or it was cancelled."""
 
     async def read(self, work: Callable[[], T], *, deadline: float) -> T:
         """The result of `work()`, run in a thread. Raises StillStuckError at `deadline` (loop time = boot time)."""
-        if self._stuck:
-            raise StillStuckError(f"{self._name}: an earlier read has not returned yet")
+        if self.stuck >= MOST_STUCK:
+            raise StillStuckError(f"{self._name}: {self.stuck} earlier reads have not returned yet")
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
         thread = threading.Thread(target=_run, args=(work, loop, result), name=self._name, daemon=True)
@@ -40,12 +44,14 @@ class Aside:
         except TimeoutError:
             if result.done():
                 return result.result()
-            self._stuck += 1
-            result.add_done_callback(self._returned)
             raise StillStuckError(f"{self._name}: no answer by the deadline; left behind") from None
+        finally:
+            if not result.done():
+                self.stuck += 1
+                result.add_done_callback(self._returned)
 
     def _returned(self, result: "asyncio.Future[T]") -> None:
-        self._stuck -= 1
+        self.stuck -= 1
         if not result.cancelled():
             result.exception()
 

@@ -6,13 +6,15 @@ An empty cgroup is not enough: a process can be gone for /proc and still be list
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from election.clock import Clock
 from supervisor.gpu.driver import DriverError, GpuDriver, GpuFacts, GpuVerdict
 
 CLEAR_WAIT = 10.0
 """Seconds for the driver to let go of PIDs that have ended. A CUDA context takes a second or two to be torn down."""
+ANSWER = 5.0
+"""Seconds for the driver to answer; one that takes longer is unresponsive."""
 LOOK_EVERY = 0.2
 RESET_LIMIT = 120.0
 """Seconds: the upper end of what nvidia-smi is given for a reset (gpu-facts, "Reset")."""
@@ -39,22 +41,21 @@ async def device_clear(
 ) -> str | None:
     """Wait until the driver lists none of `pids`, then reset the GPU if the rules and its facts say so.
 
-    None: start on it. Else what stands in the way, after CLEAR_WAIT (and RESET_LIMIT).
+    None: start on it. Else what stands in the way, after CLEAR_WAIT and ANSWER (and RESET_LIMIT).
     """
     deadline = clock.now() + CLEAR_WAIT
-    try:
-        while True:
-            now = await _facts(driver, gpu.uuid, deadline)
-            if now.verdict.node_fault:
-                return f"GPU {gpu.index} is {now.verdict.value}: {now.why}"
-            left = sorted(set(pids) & (now.pids or frozenset()))
-            if not left:
-                break
-            if clock.now() >= deadline:
-                return f"GPU {gpu.index}: the driver still lists {left}, {CLEAR_WAIT:g} s after their end"
-            await asyncio.sleep(LOOK_EVERY)
-    except DriverError as error:
-        return f"GPU {gpu.index}: {error}"
+    while True:
+        now = await _facts(driver, gpu, clock.now() + ANSWER)
+        left = sorted(set(pids) & (now.pids or frozenset()))
+        silent = now.pids is None
+        if now.verdict.node_fault and now.verdict is not GpuVerdict.UNRESPONSIVE:
+            return f"GPU {gpu.index} is {now.verdict.value}: {now.why}"
+        if not left and not silent:
+            break
+        if clock.now() >= deadline:
+            what = f"still lists {left}" if left else f"does not say who is on it ({now.why})"
+            return f"GPU {gpu.index}: the driver {what}, {CLEAR_WAIT:g} s after their end"
+        await asyncio.sleep(LOOK_EVERY)
     if rules.may_reset and not now.pids and (rules.after_kill or now.verdict.wants_reset):
         await _reset(driver, gpu, clock, tell)
     return None
@@ -71,8 +72,12 @@ async def _reset(driver: GpuDriver, gpu: GpuFacts, clock: Clock, tell: Callable[
         tell(f"GPU {gpu.index}: reset in {clock.now() - began:.1f} s")
 
 
-async def _facts(driver: GpuDriver, uuid: str, deadline: float) -> GpuFacts:
-    for found in await driver.facts(deadline=deadline):
-        if found.uuid == uuid:
-            return found
-    raise DriverError(GpuVerdict.LOST, f"{uuid} is no longer listed")
+async def _facts(driver: GpuDriver, gpu: GpuFacts, deadline: float) -> GpuFacts:
+    """Where the driver tells nothing at all, that is the fact."""
+    try:
+        for found in await driver.facts(deadline=deadline):
+            if found.uuid == gpu.uuid:
+                return found
+    except DriverError as error:
+        return replace(gpu, verdict=error.verdict, pids=None, why=str(error))
+    return replace(gpu, verdict=GpuVerdict.LOST, pids=None, why="the driver no longer lists it")

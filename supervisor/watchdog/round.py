@@ -87,7 +87,7 @@ class Watchdog:
         verdicts = await self._look(frozenset())
         if not verdicts or all(verdict.kind in {Kind.HEALTHY, Kind.UNKNOWN} for verdict in verdicts):
             return verdicts
-        listed = asyncio.ensure_future(self._listed(began + self._rules.confirm))
+        listed = asyncio.ensure_future(self._listed(began + max(self._rules.confirm, OVERSLEPT)))
         again = self._clock.now() + self._rules.confirm
         await self._sleep_until(again)
         pids = listed.result() if listed.done() else frozenset[int]()
