@@ -87,7 +87,9 @@ async def _until_signal(store: str, fault: Fault, seconds: float, ttl: int, fmt:
 async def _demo(store: str, fault: Fault, seconds: float, ttl: int, fmt: str) -> int:
     screen = view.for_output(fmt, f"gpuward demo: store {store}, fault {fault.name}, TTL {ttl} s")
     with DemoCluster(store, ttl) as cluster:
-        screen.notice(Event(boot_time(), f"three nodes started in {cluster.folder}, {cluster.containment}"))
+        screen.notice(
+            Event(boot_time(), f"three nodes started in {cluster.folder}, containment: {cluster.containment}")
+        )
         screen.notice(Event(boot_time(), f"a cold start waits one TTL ({ttl} s): nothing is known of an earlier term"))
         async with Watcher(cluster, screen.notice) as watcher, screen.live(watcher):
             await _first_start(watcher, 2 * ttl + START_LIMIT)
