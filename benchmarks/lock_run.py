@@ -20,6 +20,8 @@ from pathlib import Path
 from election.clock import boot_time, boot_time_loop
 from supervisor.keeper.client import spawn
 
+_SCRIPT = "import sys; from supervisor.entry import main; sys.exit(main())"
+"""What pip writes into the `gpuward` script, for a checkout that was never installed."""
 _FILELOCK = """
 import subprocess, sys
 from filelock import FileLock, Timeout
@@ -51,7 +53,7 @@ def main() -> None:
 def _cases(folder: Path, name: str) -> dict[str, list[str]]:
     file = str(folder / name)
     script = Path(sysconfig.get_path("scripts")) / "gpuward"
-    ours = [str(script)] if script.exists() else [sys.executable, "-m", "supervisor.entry"]
+    ours = [str(script)] if script.exists() else [sys.executable, "-c", _SCRIPT]
     return {
         "true (bare)": ["true"],
         "python -c pass": [sys.executable, "-c", "pass"],

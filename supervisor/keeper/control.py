@@ -110,7 +110,7 @@ class Control:
             over=keeper.ledger.over,
             services={name: service.summary() for name, service in keeper.services.all.items()},
             locks=sorted(keeper.locks),
-            leftover=[place.token for place in keeper.leftover],
+            leftover=keeper.left_over(),
             rss_bytes=kernel.rss_bytes(),
             memory_locked=self._memory is None,
             memory_not_locked_because=self._memory,

@@ -7,6 +7,7 @@ and sockets are served meanwhile.
 
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,11 @@ from supervisor.keeper.services import Reply, Services
 SWITCH_PATIENCE_NS = 400_000_000
 """How long the switch waits for emptiness before it freezes and names what is left: below the smallest distance between
 switch and TTL (0.5 s, election-rules.md, Timing), so that it is told before anybody else may claim."""
+_LEAST_PATIENCE_NS = 100_000_000
+"""A process that was just killed needs a moment to be gone: not to be called unkillable for a `by_ns` in the past."""
 _SWEEP_NS = 1_000_000_000
 _ENDING_TICK_S = 0.01
+_START_UP_TRIES = 100
 _IDLE_TICK_S = 1.0
 
 
@@ -74,7 +78,7 @@ class Keeper:
         if self.place is None:
             self._sweep()
             if self.leftover or self._stale:
-                return term.Refusal("unkillable", f"processes of an earlier term live: {self._leftover_pids()}")
+                return term.Refusal("unkillable", f"terms {self.left_over()} are over, but processes of theirs live")
             self.place = self.places.open_term(token)
             if self.place.events is not None:
                 events = self.place.events
@@ -98,7 +102,8 @@ class Keeper:
             reply(None, "", clean=not pids, unkillable=pids, took_ms=0)
             return
         if self._ending is not None:
-            self._ending.by_ns = min(self._ending.by_ns, by_ns)
+            least = self._ending.began_ns + _LEAST_PATIENCE_NS
+            self._ending.by_ns = max(least, min(self._ending.by_ns, by_ns))
             self._ending.waiters.append(reply)
 
     def _start_ending(self, decided: term.Ledger, by_ns: int, fired: bool) -> None:
@@ -194,7 +199,10 @@ class Keeper:
         self._swept_ns = kernel.boot_ns()
         self.jobs.drop_idle()
         for place in list(self.leftover):
-            if not place.populated() and place.discard():
+            if place.populated():
+                continue
+            self._unwatch(place)
+            if place.discard():
                 self.leftover.remove(place)
                 self._forget(True)
                 self.tell("cleared", token=place.token)
@@ -209,12 +217,20 @@ class Keeper:
             self._remember()
         self._stale = self.places.sweep(keep) if found else []
 
+    def left_over(self) -> list[int]:
+        """Tokens of terms that are over although something of them lives."""
+        return sorted({place.token for place in self.leftover} | set(self._stale))
+
     def _leftover_pids(self) -> list[int]:
         return sorted(pid for place in self.leftover for pid in place.freeze())
 
     def start_up(self) -> None:
         """A new keeper: what an earlier one left below its parent has nobody to end it, so it ends now."""
-        guard(self._sweep)
+        for _ in range(_START_UP_TRIES):
+            guard(self._sweep)
+            if not self._stale:
+                break
+            time.sleep(_ENDING_TICK_S)
         guard(self.places.shut)
 
     def _remember(self) -> None:

@@ -1,5 +1,6 @@
 """One thread, one epoll. A handler that fails is logged; the loop goes on."""
 
+import contextlib
 import os
 import select
 import sys
@@ -29,7 +30,8 @@ class Loop:
     def remove(self, fd: int | None) -> None:
         """Watch it no longer; to be called before the fd is closed."""
         if fd is not None and self._handlers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+            with contextlib.suppress(OSError):  # closed before
+                self._epoll.unregister(fd)
 
     def once(self, timeout_s: float) -> None:
         """One round: wait at most `timeout_s`, then call what is ready."""

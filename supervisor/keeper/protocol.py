@@ -31,7 +31,8 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
                                       Refused: `not-empty`; as for the three above: `no-such-service`
     end     {token, by_ns}          → {clean, unkillable: [pid], pending, took_ms}  kills all of the term, waits until
                                       empty, removes the term's cgroup, counts the token as over (from the request on).
-                                      At `by_ns` what is left is frozen and named in `unkillable` (`pending`: SIGKILL is
+                                      At `by_ns` (100 ms after the kill at the
+                                      earliest) what is left is frozen and named in `unkillable` (`pending`: SIGKILL is
                                       pending on all of it), its locks are kept, and the term is over all the same. A
                                       token that is over, or was never armed, is over by this at once.
     quit    {}                      → {}  and exits; refused (`armed`) while a term is armed

@@ -142,6 +142,9 @@ class Services:
             self._loop.add(events, lambda _: self._stirred(service, events), select.EPOLLPRI)
 
     def _started(self, service: Service, failure: tuple[str, int] | None, taken: bool, reply: Reply) -> None:
+        if self.all.get(service.name) is not service:
+            reply("over", f"the term ended while {service.name} was being started")
+            return
         if failure is None:
             if service.lock is not None and service.lock.holder is not None:
                 service.lock.holder = {**service.lock.holder, "pid": service.pid}
@@ -152,8 +155,7 @@ class Services:
             reply(None, "", pid=service.pid, start_ticks=service.start_ticks, cgroup=cgroup)
             return
         stage, code = failure
-        if self.all.get(service.name) is service:
-            del self.all[service.name]
+        del self.all[service.name]
         self._abandon(service, taken)
         reply("exec", f"{service.name}: {stage}: {os.strerror(code)}", stage=stage, errno=code)
 

@@ -71,6 +71,8 @@ async def test_a_start_that_fails_says_at_which_stage_and_why(
         await any_keeper.call("start", token=1, service="s", **fields)
     assert refused.value.error == "exec"
     assert (refused.value.fields["stage"], refused.value.fields["errno"]) == (stage, code)
+    await any_keeper.call("hello")
+    assert not any(event["event"] == "exited" for event in any_keeper.events)  # it never was a service
     assert (await any_keeper.start(1, "s", "sh", "-c", "exit 3", lock=0))["pid"] > 0  # the lock is free again
     await any_keeper.event("exited", service="s", status=3 << 8)
 
@@ -281,7 +283,7 @@ async def test_an_unkillable_process_is_named_frozen_and_keeps_its_lock(keeper: 
     """unsloth 3331, crun 868: SIGKILL has no effect. Bounded, reported, the lock kept, and no later term beside it."""
     await keeper.arm(1)
     path = await keeper.give_lock(1)
-    stuck = await keeper.start(1, "s", "sh", "-c", f"while :; do echo x >> {freezable}/file; done", lock=0)
+    stuck = await keeper.start(1, "s", "sh", "-c", f"exec 3>&-; while :; do echo x >> {freezable}/file; done", lock=0)
     await until((freezable / "file").exists, "the first write")
     await asyncio.to_thread(_fsfreeze, "-f", freezable)
     try:

@@ -114,12 +114,16 @@ async def test_an_fd_of_the_terms_cgroup_is_useless_once_the_term_is_over(keeper
     started = await keeper.start(5, "s", "sleep", "60")
     group = Group.open(started["cgroup"] + "/main")
     procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=group.fd)
+    intruder = await asyncio.create_subprocess_exec("sleep", "60")
     try:
         await keeper.event("fired", token=5)
         with pytest.raises(OSError) as entered:  # noqa: PT011 - the number is what is looked at
-            os.write(procs, b"0")
+            os.write(procs, str(intruder.pid).encode())
         assert entered.value.errno == errno.ENODEV
+        assert intruder.returncode is None
     finally:
+        intruder.kill()
+        await intruder.wait()
         os.close(procs)
         group.close()
 
@@ -200,6 +204,23 @@ async def test_an_end_that_is_asked_for_leaves_nothing(any_keeper: Bed) -> None:
     hello = await any_keeper.call("hello")
     assert (hello["armed"], hello["over"], hello["services"]) == (None, 2, {})
     assert (await any_keeper.call("end", token=2, by_ns=0))["clean"] is True
+
+
+async def test_what_dies_at_once_is_not_called_unkillable_when_the_time_for_the_end_has_passed(any_keeper: Bed) -> None:
+    await any_keeper.arm(2)
+    await any_keeper.start(2, "s", "sleep", "60")
+    assert (await any_keeper.call("end", token=2, by_ns=0))["clean"] is True
+
+
+async def test_a_start_that_hangs_when_its_term_ends_is_refused(any_keeper: Bed) -> None:
+    await any_keeper.arm(2)
+    os.mkfifo(any_keeper.run / "s.log")
+    hanging = asyncio.create_task(any_keeper.start(2, "s", "true"))
+    await any_keeper.call("hello")
+    await any_keeper.call("end", token=2, by_ns=int(soon(1) * 1e9))
+    with pytest.raises(KeeperRefused) as refused:
+        await hanging
+    assert refused.value.error == "over"
 
 
 async def test_a_keeper_that_runs_as_nobody_ends_everything_too(unprivileged_keeper: Bed) -> None:
