@@ -1,6 +1,7 @@
 """The watchdog on real processes, a real keeper and device files that are really open."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -253,10 +254,54 @@ async def test_the_mutex_taken_by_plain_flock_counts(keeper: Bed) -> None:
         assert only(await watchdog.round()).kind is Kind.HEALTHY
 
 
-async def test_a_stopped_supervisor_kills_nothing_healthy_when_it_goes_on(
-    keeper: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """patroni PR 2969: the loop overslept. Here by a clock that jumps between first and second look."""
+async def test_a_stopped_supervisor_kills_nothing_healthy_when_it_goes_on(keeper: Bed) -> None:
+    """patroni PR 2969: SIGSTOP of the supervisor for several rounds, then SIGCONT."""
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.bed.watched", str(keeper.run), stdout=asyncio.subprocess.PIPE
+    )
+    assert supervisor.stdout is not None
+
+    async def told(what: str, least: int) -> dict[str, int]:
+        assert supervisor.stdout is not None
+        async with asyncio.timeout(20):
+            while True:
+                line: dict[str, int] = json.loads(await supervisor.stdout.readline())
+                if line[what] >= least:
+                    return line
+
+    try:
+        before = await told("rounds", 2)
+        supervisor.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(module.OVERSLEPT + 0.5)  # the length of the stop is what is tested
+        supervisor.send_signal(signal.SIGCONT)
+        await told("skipped", 1)
+        after = await told("rounds", before["rounds"] + 3)
+        assert after["pid"] == before["pid"]
+        assert proc.stat(after["pid"]) is not None
+    finally:
+        supervisor.kill()
+        await supervisor.wait()
+        await keeper.reconnect()
+
+
+async def test_another_fault_at_the_second_look_confirms_nothing(keeper: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with holding(keeper) as (node, pid):
+        watchdog = watchdog_of(node)
+        main = (pid, 0)
+        looks = [[Verdict("llm", kind, "made up", main)] for kind in (Kind.LOST_GPU, Kind.DEAD)]
+
+        async def look(_: frozenset[int]) -> list[Verdict]:
+            return looks.pop(0)
+
+        monkeypatch.setattr(watchdog, "_look", look)
+        assert only(await watchdog.round()).kind is Kind.DEAD
+        monkeypatch.undo()
+        assert only(await watchdog.round()).kind is Kind.HEALTHY
+        assert node.row("llm")["pid"] == pid
+
+
+async def test_a_gap_between_the_two_looks_of_a_round_voids_it(keeper: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that jumps between first and second look."""
     async with holding(keeper) as (node, pid):
         watchdog = watchdog_of(node)
         await watchdog.round()
