@@ -1,6 +1,6 @@
 """A supervisor to be stopped and killed: arms a term, starts one service, says so, and then only holds on.
 
-    python -m tests.bed.stand_in RUN TOKEN SECONDS ARGV...
+python -m tests.bed.stand_in RUN TOKEN SECONDS ARGV...
 """
 
 import asyncio

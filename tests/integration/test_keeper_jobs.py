@@ -5,15 +5,18 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from election.clock import boot_time
 from supervisor import proc
 from supervisor.flock import MutexBusy, take_path
 from supervisor.keeper.client import KeeperRefused
+from supervisor.keeper.protocol import JOB_SOCKET
 from tests.bed.keeper import Bed, ended, pid_from, until
 
 _ROOT = Path(__file__).parents[2]
@@ -116,6 +119,20 @@ async def test_without_authority_there_is_no_lock(any_keeper: Bed) -> None:
     await any_keeper.event("fired", token=1)
     result = await _lock_run(any_keeper, "--gpu", "0", "--", "true")
     assert (result.code, result.refusal["reason"]) == (75, "no-authority")
+
+
+async def test_a_keeper_that_overslept_lets_no_job_in_after_the_deadline(keeper: Bed) -> None:
+    """The request waits beside the timer when it wakes: the deadline is looked at for each request."""
+    deadline = await keeper.arm(1, 0.3)
+    await keeper.give_lock(1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.connect(str(keeper.run / JOB_SOCKET))
+        await keeper.call("hello")  # the connection is accepted
+        os.kill(keeper.pid, signal.SIGSTOP)
+        caller.send(json.dumps({"op": "enter", "gpu": 0, "command": "", "mode": "exec"}).encode())
+        await asyncio.sleep(max(deadline - boot_time(), 0) + 0.05)
+        os.kill(keeper.pid, signal.SIGCONT)
+        assert json.loads(await asyncio.to_thread(caller.recv, 65536))["reason"] == "no-authority"
 
 
 async def test_a_child_that_outlives_its_job_keeps_the_lock(keeper: Bed) -> None:

@@ -208,7 +208,7 @@ async def test_an_end_that_is_asked_for_leaves_nothing(any_keeper: Bed) -> None:
 
 async def test_what_dies_at_once_is_not_called_unkillable_when_the_time_for_the_end_has_passed(any_keeper: Bed) -> None:
     await any_keeper.arm(2)
-    await any_keeper.start(2, "s", "sleep", "60")
+    await any_keeper.start(2, "s", "sh", "-c", "for n in $(seq 100); do sleep 60 & done; wait")
     assert (await any_keeper.call("end", token=2, by_ns=0))["clean"] is True
 
 
