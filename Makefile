@@ -31,8 +31,7 @@ check: .venv/.dev ## format, lint, types, import rules
 
 bench: .venv/.dev ## the numbers of docs/benchmarks.md
 	@tools/install-etcd.sh
-	@for file in $$(grep -l __main__ benchmarks/*.py); do \
-		module=benchmarks.$$(basename $$file .py); echo "== $$module"; $(BIN)/python -m $$module || exit; done
+	$(BIN)/python -m benchmarks.run
 
 clean: ## remove what these targets made
 	rm -rf .venv .cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

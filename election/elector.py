@@ -99,6 +99,8 @@ class Elector:
         self.seen: record.View | None = None
         """What the last answered read showed, and when (boot-time seconds): for display."""
         self.seen_at = 0.0
+        self.written: record.LeaderRecord | None = None
+        """What our own last refresh wrote: for display."""
         self._offset = clock.wall() - clock.now()
 
     # --- for the host
@@ -315,6 +317,7 @@ class Elector:
         except StoreError as error:
             self.post(e.RefreshFailed(refresh.nonce, refresh.t0, error.kind, str(error)))
         else:
+            self.written = leader if done.succeeded else self.written
             self.post(self._refreshed(refresh, done))
 
     def _refreshed(self, refresh: e.Refresh, done: Committed) -> e.Event:

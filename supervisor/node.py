@@ -222,6 +222,11 @@ class Node:
 
     def changed(self, state: State) -> None:
         self._membership.poke()
+        phase, rows = state.phase, self.takeovers
+        if isinstance(phase, Holding) and self.elector.leads() and rows and rows[-1]["work_s"] is None:
+            work = rows[-1]["work_s"] = round(self.clock.now() - phase.claimed_at, 4)
+            steps = describe(rows[-1]["steps"])
+            self.note(f"leads with token {phase.term.token}, {work * 1000:.0f} ms after the claim was sent: {steps}")
 
     def alarm(self, kind: str, text: str) -> None:
         log.warning("alarm", kind=kind, text=text)
@@ -239,7 +244,7 @@ class Node:
         self._work = self._spawn(work)
 
     async def _take_over(self, term: e.Term) -> None:
-        began, progress, before = self.clock.now(), Progress(), self.elector.last_holder()
+        progress, before = Progress(), self.elector.last_holder()
         self.progress = progress
         try:
             await self._tenure.take_over(term, progress)
@@ -248,11 +253,9 @@ class Node:
             self.alarm("take-over-failed", f"{error}; staying out for {self.timing.ttl} s")
             self.elector.post(e.TakeOverFailed(term.token, str(error)))
             return
-        work = self.clock.now() - began
-        self.note(f"took over with token {term.token} in {work * 1000:.0f} ms: {describe(progress.steps)}")
-        self.elector.post(e.TookOver(term.token))
-        row = {"token": term.token, "from": before, "at": term.began, "work_s": round(work, 4), "steps": progress.steps}
+        row = {"token": term.token, "from": before, "at": term.began, "work_s": None, "steps": progress.steps}
         self.takeovers.append(row)
+        self.elector.post(e.TookOver(term.token))
         await self._tell_history(self._history.began(term, before, progress.steps))
 
     async def _end_services(self, action: e.EndServices) -> None:

@@ -76,11 +76,13 @@ def _term(node: Node) -> dict[str, Any] | None:
 
 
 def _leader(node: Node) -> dict[str, Any] | None:
-    """As the last answered read showed it."""
-    seen = node.elector.seen
-    if seen is None or seen.leader is None:
+    """By our own last refresh while we hold the lock, else as the last answered read showed it."""
+    elector, now = node.elector, node.clock.now()
+    seen_at, leader = elector.seen_at, elector.seen.leader if elector.seen else None
+    if isinstance(elector.state.phase, Holding) and elector.state.phase.recorded:
+        seen_at, leader = elector.state.phase.t0, elector.written
+    if leader is None:
         return None
-    leader = seen.leader
     return {
         "node": leader.node,
         "token": leader.token,
@@ -88,7 +90,7 @@ def _leader(node: Node) -> dict[str, Any] | None:
         "since": leader.since,
         "renewed_at": leader.renewed_at,
         "url": leader.url,
-        "seen_s_ago": round(node.clock.now() - node.elector.seen_at, 1),
+        "seen_s_ago": round(now - seen_at, 1),
     }
 
 

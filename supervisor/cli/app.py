@@ -76,7 +76,9 @@ def status(
 @app.command()
 def demo(
     store: Annotated[Store, typer.Option(help="local needs nothing; etcd starts three members.")] = Store.LOCAL,
-    fault: Annotated[str, typer.Option(metavar="NAME", help="What to break, see docs.")] = "none",
+    fault: Annotated[
+        str, typer.Option(metavar="NAME", help="What to break; a wrong name lists them all.")
+    ] = "kill-node",
     duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, as in 40s or 2m.")] = "40s",
     ttl: Annotated[int, typer.Option(metavar="SECONDS", help="The lease; 90 for the real thing.")] = 9,
     output: Annotated[

@@ -26,10 +26,9 @@ from typing import Any, Self
 
 import yaml
 
-from supervisor import proc
 from supervisor.cgroup import Group, mount_point
 from supervisor.demo import cleanup, sample
-from supervisor.demo.etcd_cluster import ROOM, EtcdCluster, _free_ports
+from supervisor.demo.etcd_cluster import ROOM, EtcdCluster, free_ports
 from supervisor.gpu.simulated import device_file
 
 CLUSTER = "demo"
@@ -198,7 +197,7 @@ class DemoCluster:
         self._cleanup.callback(self._end_all)
         self.group = _make_group(f"gpuward-demo-{number}")
         self._guardian = cleanup.start_guardian(self.folder, self.group, self._environ())
-        ports = [port for pair in _free_ports(len(NODES)) for port in pair]
+        ports = [port for pair in free_ports(len(NODES)) for port in pair]
         for name, port in zip(NODES, ports, strict=False):
             folder = self.folder / name
             for part in ("run", "state", "log", "gpu"):
@@ -269,16 +268,6 @@ class DemoCluster:
             "ready_after": "500ms",
             "stop_timeout": "2s",
         }
-
-
-def keeper_of(node: DemoNode) -> int | None:
-    """Pid of the node's keeper, if it lives."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        record = json.loads((node.run / "keeper.pid").read_bytes())
-        found = proc.stat(record["pid"])
-        if found is not None and found.start_ticks == record["start_ticks"] and found.state not in "ZX":
-            return int(record["pid"])
-    return None
 
 
 def _into(group: Group | None, parent: int) -> Callable[[], None]:

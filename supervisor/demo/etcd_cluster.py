@@ -153,7 +153,7 @@ class EtcdCluster:
 
     def _first_start(self, attempts: int = 3) -> None:
         for attempt in range(attempts):
-            self._ports = _free_ports(self._members)
+            self._ports = free_ports(self._members)
             for member in range(self._members):
                 self._start(member)
             try:
@@ -214,7 +214,7 @@ def _die_with(parent: int) -> Any:
     return in_child
 
 
-def _free_ports(pairs: int) -> list[tuple[int, int]]:
+def free_ports(pairs: int) -> list[tuple[int, int]]:
     """Ports that nobody listens on, below those that the kernel gives to outgoing connections, so that a member which
     is down for a while finds its port free."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

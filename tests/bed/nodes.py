@@ -1,0 +1,163 @@
+"""Real supervisors for tests: `gpuward run` on a configuration of the test's own, in a cgroup of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from supervisor import proc
+from supervisor.demo import cleanup
+
+TTL = 6
+T = TypeVar("T")
+
+
+class NodeBed:
+    """One node. `config` may be changed before `start`; `end` leaves nothing behind."""
+
+    def __init__(self, folder: Path, cgroup: str, name: str = "n1", **election: Any) -> None:
+        self.name, self.folder, self.cgroup = name, folder, cgroup
+        self.run = folder / "run"
+        self.process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(exist_ok=True)
+        self.config: dict[str, Any] = {
+            "cluster": "test",
+            "node": name,
+            "election": {"ttl": TTL, "store": "local", "local": {"file": str(folder.parent / "election.db")}}
+            | election,
+            "paths": {part: str(folder / part) for part in ("run", "state", "log")},
+            "cgroup": f"{cgroup.strip('/')}/{name}",
+            "gpu": {"driver": "simulated", "simulated": {"folder": str(folder / "gpu")}},
+            "api": {"listen": f"127.0.0.1:{free_port()}"},
+            "watchdog": {"interval": "1s", "confirm": "200ms"},
+            "services": {},
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.config['api']['listen']}"
+
+    def add_service(self, name: str, *command: str, **keys: Any) -> None:
+        own = {"command": list(command), "user": "root", "ready_after": "200ms", "stop_timeout": "1s"}
+        self.config["services"][name] = own | keys
+
+    def start(self) -> "NodeBed":
+        """The supervisor as a child of the test."""
+        path = self.folder / "gpuward.yml"
+        path.write_text(yaml.safe_dump(self.config))
+        command = [sys.executable, "-m", "supervisor.entry", "run", "--config", str(path)]
+        with (self.folder / "out").open("ab") as output:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        return self
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to the supervisor alone."""
+        self.signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+
+    def exit_code(self, within: float = 15.0) -> int:
+        assert self.process is not None
+        return self.process.wait(within)
+
+    def keeper(self) -> int:
+        """Pid of its keeper."""
+        return int(self.until(lambda: (self.status() or {}).get("keeper"))["pid"])
+
+    def output(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / "out").read_text()
+        return ""
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and body of an HTTP answer; (0, {}) where nobody answers."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=2) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+        except (urllib.error.URLError, OSError):
+            return 0, {}
+
+    def status(self) -> dict[str, Any] | None:
+        code, body = self.get("/status")
+        return body if code == 200 else None
+
+    def leads(self) -> bool:
+        return self.get("/leader")[0] == 200
+
+    def until_leading(self, within: float = 3 * TTL) -> dict[str, Any]:
+        """Its status once it leads with every service running."""
+
+        def ready() -> dict[str, Any] | None:
+            found = self.status() if self.leads() else None
+            return found if found and all(row["state"] == "running" for row in found["services"]) else None
+
+        return self.until(ready, within)
+
+    def until(self, look: Callable[[], T | None], within: float = 10.0) -> T:
+        """The first truthy answer of `look`; a failure shows what the supervisor said."""
+        end = time.monotonic() + within
+        while True:
+            found = look()
+            if found:
+                return found
+            if time.monotonic() > end:
+                raise AssertionError(f"not within {within} s; {self.name} said:\n{self.output()[-6000:]}")
+            time.sleep(0.02)
+
+    def service_pids(self) -> list[int]:
+        """Processes with this node's name and run folder in their environment, the dead aside."""
+        return [
+            pid
+            for pid, stat in proc.snapshot().items()
+            if stat.state not in "ZX" and proc.environ_value(pid, "GPUWARD_RUN_DIR") == str(self.run)
+        ]
+
+    def end(self) -> None:
+        """SIGKILL to everything of this node."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        self._end_keeper()
+        with contextlib.suppress(FileNotFoundError):
+            cleanup.remove_group(f"{self.cgroup}/{self.name}")
+
+    def _end_keeper(self) -> None:
+        """Only a process that was started for our run folder."""
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((self.run / "keeper.pid").read_text())
+            found = proc.stat(pid)
+            if found is not None and str(self.run).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                proc.kill(pid, found.start_ticks)
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody has now."""
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def gone(pid: int) -> bool:
+    """True once the process has ended."""
+    found = proc.stat(pid)
+    return found is None or found.state in "ZX" or not os.path.exists(f"/proc/{pid}")
