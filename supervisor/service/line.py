@@ -9,7 +9,6 @@ class Line:
 
     holder: str | None = None
     """As the keeper names it: a service or job; None: free."""
-    holder_pid: int | None = None
     _last_held: dict[str, float] = field(default_factory=dict)
     _places: dict[str, tuple[int, int]] = field(default_factory=dict)
     _arrivals: int = 0
@@ -27,13 +26,13 @@ class Line:
         """Whose turn it is."""
         return min(self._places, key=self._places.__getitem__, default=None)
 
-    def taken(self, holder: str, pid: int | None) -> None:
-        self.holder, self.holder_pid = holder, pid
+    def taken(self, holder: str) -> None:
+        self.holder = holder
 
     def free(self, now: float) -> None:
         if self.holder is not None:
             self._last_held[self.holder] = now
-        self.holder = self.holder_pid = None
+        self.holder = None
 
     def held_by(self, name: str, since: float) -> bool:
         """Whether `name` holds it, or held it at any moment from `since` on."""

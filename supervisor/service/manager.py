@@ -114,7 +114,7 @@ class Services:
                 runner.post(Exited(event["pid"], event["status"]) if kind == "exited" else Emptied())
         elif kind == "lock-taken" and event.get("gpu") in self.lines:
             holder = event.get("holder") or {}
-            self.lines[event["gpu"]].taken(str(holder.get("service")), holder.get("pid"))
+            self.lines[event["gpu"]].taken(str(holder.get("service")))
         elif kind == "lock-free" and event.get("gpu") in self.lines:
             line = self.lines[event["gpu"]]
             line.free(self.clock.now())
