@@ -25,7 +25,8 @@ PAUSE = 0.02
 
 
 def processes_of(folder: Path) -> list[tuple[int, int]]:
-    """Pid and start ticks of each live process whose environment names a path below `folder`, this one aside."""
+    """Pid and start ticks of each live process that names a path below `folder`, this one aside: in its environment,
+    or, as a keeper does, whose environment is next to empty, in its arguments."""
     needle = bytes(folder) + b"/"
     found = []
     for pid in proc.all_pids():
@@ -33,7 +34,7 @@ def processes_of(folder: Path) -> list[tuple[int, int]]:
         if before is None or pid == os.getpid() or before.state in "ZX":
             continue
         with contextlib.suppress(OSError):
-            if needle in Path(f"/proc/{pid}/environ").read_bytes():
+            if any(needle in Path(f"/proc/{pid}/{part}").read_bytes() for part in ("environ", "cmdline")):
                 found.append((pid, before.start_ticks))
     return found
 
