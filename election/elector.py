@@ -353,8 +353,8 @@ class Elector:
         except StoreError as error:
             self.post(e.EndFailed(end.term.token, str(error)))
         else:
-            self.post(e.Ended(end.term.token, overtaken=not done.succeeded))
             await self._on_disk(self._memory.forget_term)
+            self.post(e.Ended(end.term.token, overtaken=not done.succeeded))
 
     async def _do_revoke(self, revoke: e.Revoke) -> None:
         """Best effort: a lease that is left behind expires by itself."""

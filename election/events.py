@@ -126,6 +126,8 @@ class Gone:
     """Every process of the term has ended (or has SIGKILL pending and is frozen), its cgroup is removed or barred."""
 
     token: int
+    proven: bool = True
+    """False: it cannot be shown (weak containment whose keeper died), so no orderly end may be recorded."""
 
 
 @dataclass(frozen=True)

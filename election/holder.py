@@ -51,7 +51,8 @@ def _from_node(state: State, s: Holding, event: e.Event, now: float, timing: Tim
     token = s.term.token
     match event:
         case e.Armed(token=t) if t == token and not s.armed:
-            return replace(state, phase=replace(s, armed=True)), [e.TakeOver(s.term)]
+            taking_over = s.stage == "taking-over"
+            return replace(state, phase=replace(s, armed=True)), [e.TakeOver(s.term)] if taking_over else []
         case e.ArmFailed(token=t) if t == token:
             return _fence(state, s, f"the keeper's switch could not be set: {event.why}", now, timing, at_once=True)
         case e.TookOver(token=t) if t == token and s.stage == "taking-over":
@@ -62,8 +63,8 @@ def _from_node(state: State, s: Holding, event: e.Event, now: float, timing: Tim
             return _stand_down(state, s, event.because, now)
         case e.FenceNow():
             return _fence(state, s, event.why, now, timing, at_once=True)
-        case e.Gone(token=t) if t == token and s.stage == "standing-down":
-            return end(state, s.term, s.because, now, timing)
+        case e.Gone(token=t, proven=proven) if t == token and s.stage == "standing-down":
+            return end(state, s.term, s.because, now, timing) if proven else _unproven(state, s.term, now)
         case e.Suspect():
             limit = min(now + timing.verify_limit, s.suspect_until)
             s = replace(s, suspect_since=now, suspect_until=limit, read_again=s.reading, next_read=now)
@@ -141,8 +142,8 @@ def _fence(state: State, s: Holding, why: str, now: float, timing: Timing, *, at
 
 def fencing(state: State, s: Fencing, event: e.Event, now: float, timing: Timing) -> Step:
     match event:
-        case e.Gone(token=t) if t == s.term.token:
-            return end(state, s.term, s.why, now, timing)
+        case e.Gone(token=t, proven=proven) if t == s.term.token:
+            return end(state, s.term, s.why, now, timing) if proven else _unproven(state, s.term, now)
         case _:
             return state, []
 
@@ -151,6 +152,12 @@ def end(state: State, term: e.Term, because: str, now: float, timing: Timing) ->
     """Nothing of the term is left: say so on record, which lets the others in at once (rules 8a, 11)."""
     phase = Ending(term, because, until=now + timing.ttl, sending=True)
     return replace(state, phase=phase).without(term.instance), [e.End(term, because)]
+
+
+def _unproven(state: State, term: e.Term, now: float) -> Step:
+    """Something may have got away: nobody is let in early, this node included; the others wait the term out (8b)."""
+    note = e.Note("no orderly end is recorded: that nothing is left cannot be proven")
+    return replace(state, phase=StandingBy(next_read=now)), [note]
 
 
 def ending(state: State, s: Ending, event: e.Event, now: float, timing: Timing) -> Step:

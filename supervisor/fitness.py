@@ -19,6 +19,8 @@ class Condition:
     """Why the facts could not be read; empty: they could."""
     quarantined: tuple[int, ...]
     """Processes that survived SIGKILL, and are still there."""
+    stuck_services: tuple[str, ...]
+    """Services that are quarantined, each with why."""
     stay_out_left: float
     """Seconds for which this node stays out after a failed take-over (rule 13)."""
     stay_out_because: str
@@ -39,6 +41,7 @@ def unfit_because(node: Condition) -> list[str]:
     reasons += [f"GPU {gpu.index} is {gpu.verdict}: {gpu.why}" for gpu in node.gpus if gpu.verdict.node_fault]
     if node.quarantined:
         reasons.append(f"processes survived SIGKILL and may still be on the GPU: {list(node.quarantined)}")
+    reasons += [f"service {text}" for text in node.stuck_services]
     if node.stay_out_left > 0:
         reasons.append(f"staying out for {node.stay_out_left:.0f} s more: {node.stay_out_because}")
     return reasons

@@ -1,7 +1,7 @@
 """The node's memory of its terms, in files.
 
 State folder (survives a reboot):
-    journal.json   {"instances": [...]}  written before a claim is sent (rule 8c); the latest 32
+    journal.json   {"instances": [{"instance", "boot_id"}]}  written before a claim is sent (rule 8c); the latest 32
     floor.json     {"token": n}          the highest fencing token ever seen (rule 6)
 Run folder (gone after a reboot):
     term.json      {"boot_id", "instance", "token", "lease", "began", "end_begun"}   (rules 11, 15)
@@ -22,7 +22,9 @@ from election.phases import GONE_KEPT
 from supervisor.files import read_at_most, write_atomically
 
 T = TypeVar("T")
-NONE: tuple[str, ...] = ()
+Claim = tuple[str, str]
+"""(instance, boot id)"""
+NONE: tuple[Claim, ...] = ()
 LARGEST = 64 * 1024
 """Bytes read of such a file; ours stay under 2 KiB."""
 
@@ -36,17 +38,21 @@ class FileMemory:
         self._term = run / "term.json"
         self._boot_id = boot_id
         self._report = report
-        self._instances: tuple[str, ...] = ()
+        self._claims: tuple[Claim, ...] = ()
         self._highest = 0
+        self.this_boot_is_gone = True
+        """Is nothing left of this boot's earlier terms? If that cannot be proven they count as running (rule 8c)."""
 
     async def load(self) -> Remembered:
         return await asyncio.to_thread(self._load)
 
     def _load(self) -> Remembered:
-        instances = self._read(self._journal, _parse_instances, NONE)
-        self._instances = instances[-GONE_KEPT:]
+        self._claims = self._read(self._journal, _parse_claims, NONE)[-GONE_KEPT:]
         self._highest = self._read(self._floor, lambda value: int(value["token"]), 0)
-        return Remembered(self._instances, self._highest, self._read(self._term, self._parse_term, None))
+        term = self._read(self._term, self._parse_term, None)
+        sure = self.this_boot_is_gone
+        gone = tuple(instance for instance, boot_id in self._claims if sure or boot_id != self._boot_id)
+        return Remembered(gone, self._highest, term if sure else None)
 
     def _parse_term(self, value: Any) -> Term | None:
         if value["boot_id"] != self._boot_id:
@@ -54,8 +60,9 @@ class FileMemory:
         return Term(str(value["instance"]), int(value["token"]), int(value["lease"]), str(value["began"]))
 
     async def note_claim(self, instance: str) -> None:
-        self._instances = (*self._instances, instance)[-GONE_KEPT:]
-        await asyncio.to_thread(_write, self._journal, {"instances": self._instances})
+        self._claims = (*self._claims, (instance, self._boot_id))[-GONE_KEPT:]
+        rows = [{"instance": instance, "boot_id": boot_id} for instance, boot_id in self._claims]
+        await asyncio.to_thread(_write, self._journal, {"instances": rows})
 
     async def note_token(self, token: int) -> None:
         if token > self._highest:
@@ -101,5 +108,5 @@ def _write(path: Path, value: object) -> None:
     write_atomically(path, json.dumps(value).encode())
 
 
-def _parse_instances(value: Any) -> tuple[str, ...]:
-    return tuple(str(instance) for instance in value["instances"])
+def _parse_claims(value: Any) -> tuple[Claim, ...]:
+    return tuple((str(row["instance"]), str(row["boot_id"])) for row in value["instances"])

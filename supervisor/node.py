@@ -107,9 +107,9 @@ class Node:
         )
         self._remains = Remains(cgroup, config.paths.run, clock)
         self._tenure = Tenure(config, clock, self.keeper, self._driver, self.services, self._remains, self.note)
-        memory = FileMemory(config.paths.state, config.paths.run, self.folder.boot_id, self.note)
+        self._memory = FileMemory(config.paths.state, config.paths.run, self.folder.boot_id, self.note)
         identity = Identity(config.node, config.status_url, VERSION)
-        self.elector = Elector(identity, self.keys, self.timing, self._store, clock, memory, self)
+        self.elector = Elector(identity, self.keys, self.timing, self._store, clock, self._memory, self)
         self._membership = Membership(
             config.node, self.keys, self.timing, self._store, clock, self.member_record, self._store_trouble
         )
@@ -171,6 +171,7 @@ class Node:
                 self.note(f"the keeper did not end it: {error}")
         if armed is None or not self.keeper.connected:
             self._quarantine(await self._remains.end(None, by=self.clock.now() + CLEAN_UP))
+            self._memory.this_boot_is_gone = not self._remains.weak or (self.keeper.found and self.keeper.connected)
         if not self._quarantined:
             await asyncio.to_thread(self.folder.remove_stale_locks, self.note)
 
@@ -249,7 +250,7 @@ class Node:
         try:
             await self._tenure.take_over(term, progress)
         except TakeOverError as error:
-            self.folder.stay_out(self.clock.now() + self.timing.ttl, str(error))
+            await asyncio.to_thread(self.folder.stay_out, self.clock.now() + self.timing.ttl, str(error))
             self.alarm("take-over-failed", f"{error}; staying out for {self.timing.ttl} s")
             self.elector.post(e.TakeOverFailed(term.token, str(error)))
             return
@@ -262,7 +263,7 @@ class Node:
         self.note(f"ending the services: {action.why}")
         outcome = await self._tenure.end(action.term, action.kill_at, max(self._armed_until, self.clock.now()))
         self._quarantine(outcome.unkillable)
-        self.elector.post(e.Gone(action.term.token))
+        self.elector.post(e.Gone(action.term.token, outcome.proven))
         await self._tell_history(self._history.ended(action.term, action.why))
 
     async def _tell_history(self, write: Coroutine[Any, Any, None]) -> None:
@@ -334,7 +335,8 @@ class Node:
                 if not left:
                     self.note("the quarantined processes have ended")
                 self._quarantined = left
-            await asyncio.to_thread(self._tenure.repair_locks)
+            await self._tenure.repair_locks()
+            await self.keeper.look(deadline=self.clock.now() + LIFE)
             await self.clock.sleep_until(self.clock.now() + LOOK)
 
     def has_term(self) -> bool:
@@ -352,6 +354,7 @@ class Node:
                 gpus=tuple(self.gpus.values()),
                 gpu_trouble=self._gpu_trouble,
                 quarantined=tuple(who.pid for who in self._quarantined),
+                stuck_services=tuple(self.services.quarantined()),
                 stay_out_left=left,
                 stay_out_because=because,
             )

@@ -24,6 +24,11 @@ class Remains:
     def __init__(self, parent: str | None, run: Path, clock: Clock) -> None:
         self._parent, self._run, self._clock = parent, run, clock
 
+    @property
+    def weak(self) -> bool:
+        """What got away cannot be found for certain."""
+        return self._parent is None
+
     def tokens(self) -> list[int]:
         """Terms of which a cgroup stands. Empty in weak containment: nothing marks a term there but its processes."""
         group = self._open()

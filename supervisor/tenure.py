@@ -34,6 +34,8 @@ class Outcome:
 
     unkillable: tuple[int, ...]
     """Processes that SIGKILL cannot end yet: frozen, their lock files kept, the node quarantined (rule 11)."""
+    proven: bool
+    """Nothing can have got away: there are cgroups, or the keeper was there to see its children end."""
 
 
 class Tenure:
@@ -53,6 +55,7 @@ class Tenure:
         self._services, self._remains, self._note = services, remains, note
         self._facts: tuple[GpuFacts, ...] = ()
         self._locks: dict[int, mutex.LockFile] = {}
+        self._at_locks = asyncio.Lock()
 
     # --- take-over
 
@@ -124,38 +127,44 @@ class Tenure:
         graceful = kill_at is None or kill_at > self._clock.now()
         await self._services.stop_all(by=NEVER if kill_at is None else kill_at, graceful=graceful)
         now = self._clock.now()
-        unkillable = await self._end_term(term.token, now + KILL if kill_at is None else min(now + KILL, switch_at))
-        self._remove_locks(keep=bool(unkillable))
-        return Outcome(unkillable)
+        outcome = await self._end_term(term.token, now + KILL if kill_at is None else min(now + KILL, switch_at))
+        if not outcome.unkillable:
+            await self._remove_locks()
+        return outcome
 
-    async def _end_term(self, token: int, by: float) -> tuple[int, ...]:
+    async def _end_term(self, token: int, by: float) -> Outcome:
         """By the keeper; without one, by ourselves."""
         try:
             answer = await self._keeper.call("end", deadline=by + CALL, token=token, by_ns=int(by * 1e9))
-            return tuple(answer["unkillable"])
+            return Outcome(tuple(answer["unkillable"]), proven=True)
         except (KeeperGone, KeeperRefused, TimeoutError) as error:
             self._note(f"the keeper did not end the term ({error}); ending it without")
-            return await self._remains.end(token, by=max(by, self._clock.now() + KILL))
+            left = await self._remains.end(token, by=max(by, self._clock.now() + KILL))
+            return Outcome(left, proven=not self._remains.weak)
 
-    def _remove_locks(self, *, keep: bool) -> None:
-        if keep:
-            return
-        for lock in self._locks.values():
-            with contextlib.suppress(OSError):
-                lock.remove()
-        self._locks = {}
+    async def _remove_locks(self) -> None:
+        async with self._at_locks:
+            locks, self._locks = self._locks, {}
+            await asyncio.to_thread(_remove, list(locks.values()))
 
     # --- what others ask
 
-    def repair_locks(self) -> None:
-        """A lock file that was deleted or replaced is linked back. May block; what was found is told to `note`."""
-        for index, lock in list(self._locks.items()):
-            try:
-                found = lock.repair()
-            except OSError as error:
-                found = str(error)
-            if found is not None:
-                self._note(f"the lock file of GPU {index}: {found}")
+    async def repair_locks(self) -> None:
+        """A lock file that was deleted or replaced is linked back; what was found is told to `note`."""
+        async with self._at_locks:
+            for index, lock in self._locks.items():
+                try:
+                    found = await asyncio.to_thread(lock.repair)
+                except OSError as error:
+                    found = str(error)
+                if found is not None:
+                    self._note(f"the lock file of GPU {index}: {found}")
+
+
+def _remove(locks: list[mutex.LockFile]) -> None:
+    for lock in locks:
+        with contextlib.suppress(OSError):
+            lock.remove()
 
 
 def _on_device(device: Path) -> frozenset[int]:

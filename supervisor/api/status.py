@@ -98,7 +98,7 @@ def _keeper(node: Node) -> dict[str, Any] | None:
     if not node.keeper.connected:
         return None
     hello = node.keeper.hello
-    return {key: hello.get(key) for key in ("pid", "rss_bytes", "locked_memory")}
+    return {key: hello.get(key) for key in ("pid", "rss_bytes", "memory_locked")}
 
 
 def _gpu(node: Node, index: int) -> dict[str, Any]:

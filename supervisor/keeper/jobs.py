@@ -11,10 +11,10 @@ import os
 import select
 import socket
 import struct
-import time
 from typing import Any
 
 from supervisor import proc
+from supervisor.keeper.kernel import boot_ns
 from supervisor.keeper.locks import Busy, Lock, holder_of
 from supervisor.keeper.loop import Loop, log, rearm
 from supervisor.keeper.packets import Connection, Packet
@@ -58,11 +58,11 @@ class Jobs:
                 return
             connection = Connection(sock, self._loop, lambda c, p, _: answer(c, p), self._gone)
             self._scopes[connection] = None
-            self._since[connection] = time.monotonic()
+            self._since[connection] = boot_ns() / 1e9
 
     def drop_idle(self) -> None:
         """Callers that connected long ago and have not entered."""
-        limit = time.monotonic() - _PATIENCE_S
+        limit = boot_ns() / 1e9 - _PATIENCE_S
         for connection, job in list(self._scopes.items()):
             if job is None and self._since[connection] < limit:
                 connection.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor import proc
-from supervisor.keeper.client import KeeperClient, KeeperGone, spawn
+from supervisor.keeper.client import KeeperClient, KeeperGone, KeeperRefused, spawn
 
 GONE_WITHIN = 5.0
 """Seconds from SIGKILL to the keeper's exit; it holds no file that could block it."""
@@ -37,7 +37,9 @@ class KeeperLink:
         self._pidfd = -1
         self._watcher: asyncio.Task[None] | None = None
         self.hello: dict[str, Any] = {}
-        """The keeper's answer when it was found."""
+        """The keeper's latest answer about itself."""
+        self.found = False
+        """The present keeper was there before us: it knows what an earlier supervisor started."""
 
     @property
     def connected(self) -> bool:
@@ -50,7 +52,9 @@ class KeeperLink:
         await self._end_old(deadline)
         try:
             client = await KeeperClient.connect(self._run)
+            self.found = True
         except KeeperGone:
+            self.found = False
             client = await spawn(self._run, self._cgroup, self._group, deadline=deadline)
         try:
             self.hello = await client.call("hello", deadline=deadline)
@@ -67,6 +71,11 @@ class KeeperLink:
         if self._client is None:
             raise KeeperGone(f"{op}: there is no keeper")
         return await self._client.call(op, deadline=deadline, fds=fds, **fields)
+
+    async def look(self, *, deadline: float) -> None:
+        """Bring `hello` up to date; a keeper that does not answer leaves it as it is."""
+        with contextlib.suppress(KeeperGone, KeeperRefused):
+            self.hello = await self.call("hello", deadline=deadline)
 
     async def leave(self, *, deadline: float) -> None:
         """Tell the keeper to go, and let go of it. One that has a term stays, and ends it at its deadline."""

@@ -28,7 +28,7 @@ LEADING: dict[str, Any] = {
     "term": {"token": 7, "instance": "i", "since": "2026-01-01T00:00:00Z", "lease_left_s": 71.5},
     "leader": {"node": "gpu1", "token": 7, "state": "active", "seen_s_ago": 2.0},
     "containment": "cgroup",
-    "keeper": {"pid": 41, "rss_bytes": 1, "locked_memory": False},
+    "keeper": {"pid": 41, "rss_bytes": 1, "memory_locked": False},
     "gpus": [
         {
             "index": 0,
