@@ -93,7 +93,7 @@ class FileMemory:
             return parse(json.loads(read_at_most(path, LARGEST)))
         except FileNotFoundError:
             return missing
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             aside = path.with_name(f"{path.name}.damaged-{os.urandom(4).hex()}")
             try:
                 path.rename(aside)

@@ -1,12 +1,14 @@
 """Three nodes in virtual time: the real elector, machine and keeper decisions; around them a world that breaks.
 
 What is simulated is what surrounds them: the store's network, processes that are killed and stopped, services (an
-interval each), and the keeper's timer. The oracle looks at the intervals, never at what a node believes.
+interval each), and the keeper's timer. The oracle looks at the intervals, at the term key and at the keeper's
+deadlines, never at what a node believes. Every node's clock has an offset of its own; the oracle's is the loop's.
 """
 
 import asyncio
+import json
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +16,9 @@ from election import events as e
 from election.clock import VirtualClock
 from election.elector import Elector, Identity
 from election.memory import Remembered
-from election.phases import State
+from election.phases import Claiming, Phase, State
 from election.record import Keys
-from election.store import ErrorClass, StoreError
+from election.store import Change, Committed, ErrorClass, Snapshot, StoreError, Txn
 from election.stores.memory import ApplyLate, Fail, LoseReply, MemoryStore
 from election.timing import Timing
 from supervisor.keeper import term as keeper_term
@@ -26,7 +28,7 @@ KEYS = Keys("sim")
 
 @dataclass
 class Interval:
-    """A time in which services of a node existed."""
+    """A time, on the loop's clock, in which services of a node existed."""
 
     node: str
     token: int
@@ -61,6 +63,37 @@ class Disk:
         self.term = None
 
 
+class Network(MemoryStore):
+    """A node's way to the store: with answers that come slowly, or lie in the socket while the process is stopped."""
+
+    def _start(self) -> None:
+        super()._start()
+        self.slow = 0.0
+        """Seconds that each answer takes, within its deadline."""
+        self.held = 0.0
+        """Seconds for which the next commit's answer lies unread, its deadline or not."""
+        self.last_commit_sent = -float("inf")
+
+    async def commit(self, txn: Txn, *, deadline: float) -> Committed:
+        self.last_commit_sent = self._clock.now()
+        done = await super().commit(txn, deadline=deadline)
+        held, self.held = self.held, 0.0
+        await self._travel(deadline)
+        await asyncio.sleep(held)
+        return done
+
+    async def read(self, keys: Sequence[str], *, prefix: bool = False, deadline: float) -> Snapshot:
+        found = await super().read(keys, prefix=prefix, deadline=deadline)
+        await self._travel(deadline)
+        return found
+
+    async def _travel(self, deadline: float) -> None:
+        if self.slow:
+            await asyncio.sleep(self.slow)
+            if self._clock.now() >= deadline:
+                raise StoreError(ErrorClass.TRANSIENT, "no answer by the deadline")
+
+
 class Elections(Elector):
     """The elector, which can be stopped like a process: nothing is handled until it continues."""
 
@@ -86,7 +119,7 @@ class Node:
     name: str
     world: "World"
     clock: VirtualClock
-    store: MemoryStore
+    store: Network
     disk: Disk = field(default_factory=Disk)
     ledger: keeper_term.Ledger = field(default_factory=keeper_term.Ledger)
     running: Interval | None = None
@@ -95,6 +128,12 @@ class Node:
     work: "asyncio.Task[None] | None" = None
     alarms: list[str] = field(default_factory=list)
     fails_take_over: bool = False
+    take_over_takes: float = 0.5
+    """Seconds, at most."""
+
+    @property
+    def phase(self) -> Phase | None:
+        return self.elector.state.phase if self.elector is not None else None
 
     # --- the keeper
 
@@ -105,6 +144,7 @@ class Node:
         got = keeper_term.arm(self.ledger, token, int(deadline * 1e9), self._now_ns())
         if isinstance(got, keeper_term.Refusal):
             raise ConnectionError(got.message)
+        self.world.check_deadline(self, deadline)
         self.ledger = got
         delay = deadline - self.clock.now()
         asyncio.get_running_loop().call_later(delay, self.keeper_switch)
@@ -119,13 +159,13 @@ class Node:
     def keeper_end(self, token: int) -> None:
         self.ledger = keeper_term.Ledger(over=max(self.ledger.over, token))
         if self.running is not None:
-            self.running.ended = self.clock.now()
+            self.running.ended = self.world.now()
             self.running = None
 
     def keeper_start(self, token: int) -> bool:
         if keeper_term.admit(self.ledger, token, self._now_ns()) is not None:
             return False
-        self.running = Interval(self.name, token, self.clock.now())
+        self.running = Interval(self.name, token, self.world.now())
         self.world.intervals.append(self.running)
         self.world.check()  # nothing but a start can break what it checks
         return True
@@ -189,7 +229,7 @@ class Node:
         self.work = asyncio.create_task(work)
 
     async def _take_over(self, term: e.Term) -> None:
-        await asyncio.sleep(self.world.random.random() * 0.5)
+        await asyncio.sleep(self.world.random.random() * self.take_over_takes)
         assert self.elector is not None
         await self.elector.gate.wait()
         if self.fails_take_over or not self.keeper_start(term.token):
@@ -217,11 +257,12 @@ class World:
         self.violations: list[str] = []
         self._ids = 0
         loop = asyncio.get_running_loop()
-        clocks = [VirtualClock(loop) for _ in range(nodes)]
-        first = MemoryStore(clocks[0])
-        self.stores = [first.handle(clock) for clock in clocks]
-        self.admin = first
+        self.now = loop.time
+        clocks = [VirtualClock(loop, offset=self.random.uniform(0, 1e5)) for _ in range(nodes)]
+        self.admin = Network(VirtualClock(loop))
+        self.stores = [self.admin.handle(clock) for clock in clocks]
         self.nodes = [Node(f"n{i}", self, clocks[i], self.stores[i]) for i in range(nodes)]
+        self.admin._data.listeners.append(self.check_change)
 
     def fresh_id(self) -> str:
         self._ids += 1
@@ -248,6 +289,19 @@ class World:
         if tokens != sorted(set(tokens)):
             self.violations.append(f"tokens must rise: {tokens}")
 
+    def check_change(self, change: Change) -> None:
+        """While the term key says "ended", which lets anybody in at once, nobody runs (rule 11)."""
+        if change.key == KEYS.term and change.value is not None and json.loads(change.value)["ended"] is not None:
+            running = [node.running for node in self.nodes if node.running is not None]
+            if running:
+                self.violations.append(f"on record as ended, yet there is {running}")
+
+    def check_deadline(self, node: Node, deadline: float) -> None:
+        """The keeper's deadline counts from before the send of something that was sent (rule 2)."""
+        late = deadline - (node.store.last_commit_sent + self.timing.switch)
+        if late > 1e-6:
+            self.violations.append(f"{node.name}: a deadline {late:.3f} s later than its last request allows")
+
     def leader(self) -> Node | None:
         return next((node for node in self.nodes if node.running is not None), None)
 
@@ -256,26 +310,51 @@ class World:
         await asyncio.sleep(seconds)
         assert not self.violations, "\n".join([*self.violations, *self.trace[-60:]])
 
+    async def until(self, true: Callable[[], bool], within: float, what: str, step: float = 0.001) -> None:
+        """Let time pass until it is; `within` seconds, looking every `step`."""
+        for _ in range(int(within / step)):
+            if true():
+                return
+            await self.watch_for(step)
+        raise AssertionError(f"not {what} within {within} s\n" + "\n".join(self.trace[-60:]))
+
     async def until_led(self, within: float) -> Node:
-        for _ in range(int(within / 0.02)):
-            await self.watch_for(0.02)
-            if (leader := self.leader()) is not None and leader.elector is not None and leader.elector.leads():
-                return leader
-        raise AssertionError(f"nobody leads after {within} s\n" + "\n".join(self.trace[-60:]))
+        def led() -> bool:
+            leader = self.leader()
+            return leader is not None and leader.elector is not None and leader.elector.leads()
+
+        await self.until(led, within, "led", step=0.02)
+        return self._leading()
 
     async def until_led_by_another(self, old: Node, within: float) -> Node:
-        for _ in range(int(within / 0.02)):
-            await self.watch_for(0.02)
-            if (leader := self.leader()) is not None and leader is not old:
-                return leader
-        raise AssertionError(f"nobody but {old.name} leads after {within} s\n" + "\n".join(self.trace[-60:]))
+        await self.until(lambda: self.leader() not in (None, old), within, f"led by another than {old.name}", 0.02)
+        return self._leading()
+
+    def _leading(self) -> Node:
+        leader = self.leader()
+        assert leader is not None
+        return leader
 
     async def until_gone(self, node: Node, within: float) -> None:
-        for _ in range(int(within / 0.02)):
-            await asyncio.sleep(0.02)
-            if node.running is None:
-                return
-        raise AssertionError(f"{node.name} still runs after {within} s")
+        await self.until(lambda: node.running is None, within, f"{node.name} gone", step=0.02)
+
+    async def until_refreshed(self, node: Node) -> float:
+        """Its next refresh is on record; when it was (the loop's clock)."""
+        before = self.admin._data.entries[KEYS.leader].mod_revision
+        await self.until(
+            lambda: self.admin._data.entries[KEYS.leader].mod_revision != before, self.timing.ttl, "refreshed"
+        )
+        assert self.leader() is node
+        return self.now()
+
+    async def until_claiming(self, node: Node) -> None:
+        """Its claim is about to be sent."""
+        await self.until(lambda: isinstance(node.phase, Claiming), 2 * self.timing.ttl, "claiming")
+
+    def revoke_all(self) -> None:
+        """Every lease, by hand."""
+        for lease in list(self.admin._data.leases):
+            self.admin.kill_lease(lease)
 
     # --- faults
 
@@ -295,6 +374,11 @@ class World:
                 "stop",
                 "stand-down",
                 "bad-take-over",
+                "slow",
+                "held",
+                "claims-late",
+                "claims-lost",
+                "behind-the-back",
             ]
         )
         lasts = self.random.random() * 2.5 * self.timing.ttl
@@ -318,8 +402,7 @@ class World:
                 for _ in range(self.random.randint(1, 6)):
                     node.store.inject(Fail(StoreError(kind, "as told")))
             case "lease":
-                for lease in list(self.admin._data.leases):
-                    self.admin.kill_lease(lease)
+                self.revoke_all()
             case "delete":
                 for key in self.random.choice([[KEYS.leader], [KEYS.term], [KEYS.leader, KEYS.term]]):
                     self.admin.delete(key)
@@ -337,8 +420,45 @@ class World:
             case "bad-take-over":
                 node.fails_take_over = True
                 loop.call_later(lasts, setattr, node, "fails_take_over", False)
+            case "slow":
+                node.store.slow = self.random.random() * self.timing.attempt
+                loop.call_later(lasts, setattr, node.store, "slow", 0.0)
+            case "held":
+                node.store.held = lasts
+            case "claims-late":
+                self._delay_claims(lasts)
+            case "claims-lost":
+                for other in self._standbys():
+                    other.store.inject(LoseReply(), on="commit")
+            case "behind-the-back":
+                self._vanish_unseen(lasts)
             case _:
                 pass
+
+    def _standbys(self) -> list[Node]:
+        return [node for node in self.nodes if node.running is None]
+
+    def _delay_claims(self, lasts: float) -> None:
+        """Claims arrive late, while keys vanish once or twice."""
+        loop = asyncio.get_running_loop()
+        for node in self._standbys():
+            node.store.inject(ApplyLate(self.random.choice([0.1, 0.3, 1.0, lasts])), on="commit")
+        for _ in range(self.random.randint(1, 2)):
+            vanish = self.random.choice([self.revoke_all, self.delete_prefix])
+            loop.call_later(self.random.random() * (self.timing.ttl + 1), vanish)
+
+    def delete_prefix(self) -> None:
+        for key in (KEYS.leader, KEYS.term):
+            self.admin.delete(key)
+
+    def _vanish_unseen(self, lasts: float) -> None:
+        """The standbys miss some refreshes, then the keys go, and the holder does not hear of it."""
+        loop = asyncio.get_running_loop()
+        for node in self.nodes:
+            begin, end = (lasts, 2 * self.timing.ttl) if node.running is not None else (0.0, lasts)
+            loop.call_later(begin, node.store.cut_off)
+            loop.call_later(begin + end, node.store.reconnect)
+        loop.call_later(lasts, self.random.choice([self.revoke_all, self.delete_prefix]))
 
     def _restart(self, node: Node) -> None:
         if node.elector is None:
