@@ -4,7 +4,8 @@ import pytest
 
 from election import events
 from election.phases import Holding, StandingBy
-from election.stores.memory import ApplyLate
+from election.store import ErrorClass, StoreError
+from election.stores.memory import ApplyLate, Call, Fail, LoseReply
 from tests.simulation.world import KEYS, World
 
 pytestmark = pytest.mark.virtual_time
@@ -154,6 +155,23 @@ async def test_an_answer_that_lay_unread_in_a_stopped_process_extends_nothing() 
         await world.stop()
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["slow", "lost"])
+async def test_a_claim_whose_answer_is_slow_or_lost_counts_from_before_its_send(lost: bool) -> None:
+    """Rules 2 and 7. The oracle looks at the keeper's deadlines."""
+    world = World(seed=15)
+    for node in world.nodes:
+        if lost:
+            node.store.inject(LoseReply(), on="commit")
+        else:
+            node.store.slow = 0.3
+    world.start()
+    try:
+        await world.until_led(within=12.0)
+        await world.watch_for(0.0)
+    finally:
+        await world.stop()
+
+
 async def test_an_orderly_end_that_arrives_in_somebody_elses_term_is_refused() -> None:
     """Rule 11: the end is guarded by the term. It comes from a node that was cut off; the new holder is cut off now."""
     world = World(seed=9)
@@ -209,9 +227,11 @@ async def test_a_claim_that_arrives_long_after_it_was_abandoned_makes_nobody_a_h
         assert world.leader() is None
         world.admin.restart_leases()
         await world.watch_for(7.5)
-        late.store.reconnect()
-        await world.watch_for(0.4)
-        late.store.cut_off()
+        blocked: list[Call] = ["keepalive", "grant", "commit"]
+        for call in blocked:
+            for _ in range(100):
+                late.store.inject(Fail(StoreError(ErrorClass.TRANSIENT, "as told")), on=call)
+        late.store.reconnect()  # from here on it reads, and cannot refresh
         await world.watch_for(12.0)
         assert world.leader() in others
     finally:

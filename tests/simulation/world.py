@@ -144,7 +144,6 @@ class Node:
         got = keeper_term.arm(self.ledger, token, int(deadline * 1e9), self._now_ns())
         if isinstance(got, keeper_term.Refusal):
             raise ConnectionError(got.message)
-        self.world.check_deadline(self, deadline)
         self.ledger = got
         delay = deadline - self.clock.now()
         asyncio.get_running_loop().call_later(delay, self.keeper_switch)
@@ -205,6 +204,7 @@ class Node:
         return True
 
     async def arm(self, term: e.Term, deadline: float, *, by: float) -> None:
+        self.world.check_deadline(self, deadline)
         await asyncio.sleep(self.world.random.random() * 0.01)
         self.keeper_arm(term.token, deadline)
 
