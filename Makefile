@@ -21,7 +21,7 @@ demo: .venv/.runtime ## three supervisors on this machine, one of them killed, a
 
 test: .venv/.dev ## all tests, with a real etcd
 	@tools/install-etcd.sh
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 check: .venv/.dev ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -38,8 +38,13 @@ def claimable(s: StandingBy, state: State, timing: Timing) -> tuple[float, str]:
         return -NEVER, "the last term ended in good order (8a)"
     if view.term is not None and view.term.instance in state.gone:
         return -NEVER, "the last term was this node's own, and nothing of it is left (8c)"
-    ttl = max(timing.ttl, view.term.ttl_s if view.term else 0)
+    ttl = _ttl(view, timing)
     return s.watched.unchanged_since + ttl, f"nobody has refreshed for {ttl} s (8b)"
+
+
+def _ttl(view: View, timing: Timing) -> int:
+    """The larger of our own setting and the old holder's."""
+    return max(timing.ttl, view.term.ttl_s if view.term else 0)
 
 
 def _advance(state: State, s: StandingBy, now: float, inputs: Inputs, actions: list[e.Action], timing: Timing) -> Step:
@@ -110,8 +115,9 @@ def _complain(state: State, s: StandingBy, now: float, timing: Timing) -> tuple[
             f"the store is at revision {revision}, below token {state.floor} which this node has seen: was it restored "
             "from a backup, or replaced? This node claims nothing until the store is past that"
         )
-    if now > s.watched.unchanged_since + timing.ttl + OVERDUE:
-        alarms["nobody-leads"] = f"no refresh for more than {timing.ttl + OVERDUE:g} s, and nobody took over"
+    overdue = _ttl(s.watched.view, timing) + OVERDUE
+    if now > s.watched.unchanged_since + overdue:
+        alarms["nobody-leads"] = f"no refresh for more than {overdue:g} s, and nobody took over"
     new = [kind for kind in alarms if kind not in s.told]
     return replace(s, told=(*s.told, *new)), [e.Alarm(kind, alarms[kind]) for kind in new]
 

@@ -12,6 +12,7 @@ A file that cannot be read is set aside under a name of its own and reported; it
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,8 @@ class FileMemory:
         self._report = report
         self._claims: tuple[Claim, ...] = ()
         self._highest = 0
+        self._present: dict[str, Any] | None = None
+        self._turn = threading.Lock()
         self.this_boot_is_gone = True
         """Is nothing left of this boot's earlier terms? If that cannot be proven they count as running (rule 8c)."""
 
@@ -61,32 +64,46 @@ class FileMemory:
 
     async def note_claim(self, instance: str) -> None:
         self._claims = (*self._claims, (instance, self._boot_id))[-GONE_KEPT:]
-        rows = [{"instance": instance, "boot_id": boot_id} for instance, boot_id in self._claims]
-        await asyncio.to_thread(_write, self._journal, {"instances": rows})
+        await asyncio.to_thread(self._write, self._journal, self._journal_now)
 
     async def note_token(self, token: int) -> None:
         if token > self._highest:
             self._highest = token
-            await asyncio.to_thread(_write, self._floor, {"token": token})
+            await asyncio.to_thread(self._write, self._floor, lambda: {"token": self._highest})
 
     async def note_term(self, term: Term) -> None:
-        await asyncio.to_thread(self._write_term, term, end_begun=False)
+        self._present = self._term_record(term, end_begun=False)
+        await asyncio.to_thread(self._write, self._term, lambda: self._present)
 
     async def note_end_begun(self, term: Term) -> None:
-        await asyncio.to_thread(self._write_term, term, end_begun=True)
+        self._present = self._term_record(term, end_begun=True)
+        await asyncio.to_thread(self._write, self._term, lambda: self._present)
 
-    def _write_term(self, term: Term, *, end_begun: bool) -> None:
-        record = {
+    async def forget_term(self) -> None:
+        self._present = None
+        await asyncio.to_thread(self._write, self._term, lambda: self._present)
+
+    def _journal_now(self) -> dict[str, Any]:
+        return {"instances": [{"instance": instance, "boot_id": boot_id} for instance, boot_id in self._claims]}
+
+    def _term_record(self, term: Term, *, end_begun: bool) -> dict[str, Any]:
+        return {
             "boot_id": self._boot_id,
             "instance": term.instance,
             "token": term.token,
             "lease": term.lease,
             "began": term.began,
+            "end_begun": end_begun,
         }
-        _write(self._term, record | {"end_begun": end_begun})
 
-    async def forget_term(self) -> None:
-        await asyncio.to_thread(self._term.unlink, missing_ok=True)
+    def _write(self, path: Path, value: Callable[[], dict[str, Any] | None]) -> None:
+        """What is true when it is this thread's turn: a write that a slow disk held up must not undo a later one."""
+        with self._turn:
+            now = value()
+            if now is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_atomically(path, json.dumps(now).encode())
 
     def _read(self, path: Path, parse: Callable[[Any], T], missing: T) -> T:
         try:
@@ -102,10 +119,6 @@ class FileMemory:
                 kept = f"could not be set aside: {failed}"
             self._report(f"{path}: cannot be read ({type(error).__name__}: {error}); {kept}")
             return missing
-
-
-def _write(path: Path, value: object) -> None:
-    write_atomically(path, json.dumps(value).encode())
 
 
 def _parse_claims(value: Any) -> tuple[Claim, ...]:

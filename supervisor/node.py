@@ -212,6 +212,7 @@ class Node:
         try:
             await self.keeper.call("arm", deadline=by, token=term.token, deadline_ns=int(deadline * 1e9))
         except (KeeperGone, KeeperRefused) as error:
+            self._spawn(self._stay_out(f"the keeper did not take term {term.token}: {error}"))
             raise ConnectionError(str(error)) from error
         self._armed_until = max(self._armed_until, deadline)
 
@@ -250,8 +251,7 @@ class Node:
         try:
             await self._tenure.take_over(term, progress)
         except TakeOverError as error:
-            await asyncio.to_thread(self.folder.stay_out, self.clock.now() + self.timing.ttl, str(error))
-            self.alarm("take-over-failed", f"{error}; staying out for {self.timing.ttl} s")
+            await self._stay_out(f"the take-over failed at {error}")
             self.elector.post(e.TakeOverFailed(term.token, str(error)))
             return
         row = {"token": term.token, "from": before, "at": term.began, "work_s": None, "steps": progress.steps}
@@ -265,6 +265,11 @@ class Node:
         self._quarantine(outcome.unkillable)
         self.elector.post(e.Gone(action.term.token, outcome.proven))
         await self._tell_history(self._history.ended(action.term, action.why))
+
+    async def _stay_out(self, because: str) -> None:
+        """For one TTL: the next node goes (rule 13), and what fails at once does not spin."""
+        self.alarm("staying-out", f"{because}; no claim for {self.timing.ttl} s")
+        await asyncio.to_thread(self.folder.stay_out, self.clock.now() + self.timing.ttl, because)
 
     async def _tell_history(self, write: Coroutine[Any, Any, None]) -> None:
         try:

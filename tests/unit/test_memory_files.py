@@ -1,7 +1,10 @@
 """The memory of terms in files: whole or absent, never trusted when damaged, never fatal (rules 6, 8c, 11, 15)."""
 
+import asyncio
 import json
 import os
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +14,8 @@ import pytest
 from election.events import Term
 from election.memory import Remembered
 from election.phases import GONE_KEPT
+from supervisor import files
+from supervisor import memory as memory_module
 from supervisor.memory import LARGEST, FileMemory
 
 TERM = Term("me", 50, 7, "then")
@@ -202,3 +207,38 @@ async def test_only_the_owner_may_read_the_files(folders: Folders) -> None:
     await fill(folders)
     for name in ("journal.json", "floor.json", "term.json"):
         assert folders.path(name).stat().st_mode & 0o777 == 0o600
+
+
+async def test_two_writes_at_once_leave_the_higher_token_and_a_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 6. A slow disk: the second write is asked for while the first is still under way."""
+    real, first = files.write_atomically, threading.Event()
+
+    def slow_first(path: Path, data: bytes, mode: int = 0o600) -> None:
+        if not first.is_set():
+            first.set()
+            time.sleep(0.2)
+        real(path, data, mode)
+
+    monkeypatch.setattr(memory_module, "write_atomically", slow_first)
+    memory = FileMemory(tmp_path, tmp_path, "boot1", print)
+    await memory.load()
+    await asyncio.gather(memory.note_token(40), memory.note_token(50))
+    assert (await FileMemory(tmp_path, tmp_path, "boot1", print).load()).floor == 50
+    assert os.listdir(tmp_path) == ["floor.json"]
+
+
+async def test_terms_of_this_boot_count_as_running_where_their_end_cannot_be_proven(tmp_path: Path) -> None:
+    """Rule 8c in weak containment goes by the boot id alone."""
+    for boot, instance in (("boot1", "old"), ("boot2", "new")):
+        memory = FileMemory(tmp_path, tmp_path, boot, print)
+        await memory.load()
+        await memory.note_claim(instance)
+    await memory.note_term(Term("new", 7, 1))
+    again = FileMemory(tmp_path, tmp_path, "boot2", print)
+    assert (await again.load()).instances == ("old", "new")
+    again.this_boot_is_gone = False
+    found = await again.load()
+    assert found.instances == ("old",)
+    assert found.term is None
