@@ -6,6 +6,7 @@ flock is the truth about who has the GPU; the JSON in the file is for people, ne
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,7 @@ def gpu_lock(gpu: int = 0, *, path: str | os.PathLike[str] | None = None, run: s
     from supervisor.keeper.job import Denied, enter
 
     try:
-        entry = enter(run or run_folder(), gpu, "scope", " ".join(proc.command(os.getpid())))
+        entry = enter(run or run_folder(), gpu, "scope", os.path.basename(sys.argv[0] or "python"))
     except Denied as denied:
         if denied.reason == "busy":
             raise GpuBusy(f"GPU {gpu} is busy", denied.holder) from None

@@ -111,15 +111,6 @@ def cgroup_path(pid: int) -> str | None:
     return None
 
 
-def command(pid: int) -> list[str]:
-    """The command line; empty when the process is gone or has none."""
-    try:
-        raw = _read(f"/proc/{pid}/cmdline")
-    except OSError:
-        return []
-    return [os.fsdecode(part) for part in raw.removesuffix(b"\0").split(b"\0")] if raw else []
-
-
 def environ_value(pid: int, name: str) -> str | None:
     """A variable of the environment that the process was started with, if it may be read."""
     prefix = os.fsencode(name) + b"="
@@ -223,15 +214,3 @@ def _read(path: str) -> bytes:
         return b"".join(parts)
     finally:
         os.close(fd)
-
-
-def flock_pid(device: int, inode: int) -> int | None:
-    """Who called flock(2) on this file, by /proc/locks: readable without rights, but the caller may have ended while
-    a process that inherited the lock lives on. None: nobody, or not visible here."""
-    for line in _read("/proc/locks").splitlines():
-        fields = line.split()  # 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF; waiters have "->" in field 1
-        if len(fields) >= 6 and fields[1] == b"FLOCK":
-            major, minor, number = fields[5].split(b":")
-            if (int(major, 16), int(minor, 16), int(number)) == (os.major(device), os.minor(device), inode):
-                return int(fields[4])
-    return None

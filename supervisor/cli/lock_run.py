@@ -134,7 +134,7 @@ def _run_by_gpu(run: str, gpu: int, command: list[str]) -> int:
     from supervisor.keeper.job import Denied, enter
 
     try:
-        entry = enter(run, gpu, "exec", " ".join(command))
+        entry = enter(run, gpu, "exec", os.path.basename(command[0]))
     except Denied as denied:
         answer = {"reason": denied.reason, "gpu": gpu, "holder": denied.holder, "message": str(denied)}
         code = _denied(answer)

@@ -13,7 +13,7 @@ import os
 import time
 from typing import Any
 
-from supervisor import proc
+from supervisor import flock
 
 Holder = dict[str, Any]
 """{service, pid, since (wall clock, seconds), token}"""
@@ -67,7 +67,7 @@ class Lock:
         """Ours, or one of ours whose duplicate we have closed, or whoever called flock elsewhere."""
         if self.holder is not None:
             return self.holder
-        pid = proc.flock_pid(*self.inode)
+        pid = flock.flock_pid(*self.inode)
         if pid == os.getpid():
             return self._last
         return None if pid is None else {"service": None, "pid": pid, "since": None, "token": None}
