@@ -144,10 +144,23 @@ def _run_by_gpu(run: str, gpu: int, command: list[str]) -> int:
 
 
 def _denied(answer: dict[str, object]) -> int:
-    import json
-
-    print(json.dumps(answer), file=sys.stderr)
+    print(_json(answer), file=sys.stderr)
     return _BUSY
+
+
+def _json(value: object) -> str:
+    """One line of JSON. Not by the json package: its import alone takes 10 ms, and busy is what callers hit most."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_json(str(key))}: {_json(item)}" for key, item in value.items()) + "}"
+    if value is None or isinstance(value, int | float):
+        return "null" if value is None else str(value)
+    plain = (c if c.isascii() and c.isprintable() and c not in '"\\' else _escaped(c) for c in str(value))
+    return '"' + "".join(plain) + '"'
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
 def _become(fd: int, command: list[str]) -> int:

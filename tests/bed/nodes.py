@@ -10,10 +10,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import yaml
 
 from supervisor import proc
@@ -147,6 +148,24 @@ class NodeBed:
             found = proc.stat(pid)
             if found is not None and str(self.run).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                 proc.kill(pid, found.start_ticks)
+
+
+Make = Callable[..., NodeBed]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, own_cgroup: str) -> Iterator[Make]:
+    """`make_node("n1")`: nodes of one cluster, ended with everything below them."""
+    made: list[NodeBed] = []
+
+    def make(name: str = "n1", folder: str | None = None, **election: Any) -> NodeBed:
+        node = NodeBed(tmp_path / (folder or name), own_cgroup, name, **election)
+        made.append(node)
+        return node
+
+    yield make
+    for node in made:
+        node.end()
 
 
 def free_port() -> int:

@@ -6,11 +6,9 @@ import errno
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from supervisor import proc
 from supervisor.cgroup import Group, mount_point
 from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.keeper.protocol import CONTROL_SOCKET, JOB_SOCKET
+from tests.bed.freezable import fsfreeze
 from tests.bed.keeper import NOBODY, Bed, ended, pid_from, soon, until
 
 
@@ -259,33 +258,13 @@ async def test_the_keeper_stays_below_20_mb_with_its_memory_locked(keeper: Bed) 
     assert hello["rss_bytes"] <= 20_000_000
 
 
-@pytest.fixture
-def freezable(tmp_path: Path) -> Iterator[Path]:
-    """An ext4 on a loop device; always thawed and unmounted."""
-    tools = [name for name in ("mkfs.ext4", "losetup", "fsfreeze", "mount") if shutil.which(name) is None]
-    if os.geteuid() != 0 or tools:
-        pytest.skip(f"needs root and {', '.join(tools) or 'its tools'}")
-    image, mounted = tmp_path / "image", tmp_path / "mounted"
-    mounted.mkdir()
-    with image.open("wb") as file:
-        file.truncate(16 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True, capture_output=True)
-    if subprocess.run(["mount", "-o", "loop", image, mounted], check=False, capture_output=True).returncode:
-        pytest.skip("needs loop devices that can be mounted")
-    try:
-        yield mounted
-    finally:
-        subprocess.run(["fsfreeze", "-u", mounted], check=False, capture_output=True)
-        subprocess.run(["umount", mounted], check=True, capture_output=True)
-
-
 async def test_an_unkillable_process_is_named_frozen_and_keeps_its_lock(keeper: Bed, freezable: Path) -> None:
     """unsloth 3331, crun 868: SIGKILL has no effect. Bounded, reported, the lock kept, and no later term beside it."""
     await keeper.arm(1)
     path = await keeper.give_lock(1)
     stuck = await keeper.start(1, "s", "sh", "-c", f"exec 3>&-; while :; do echo x >> {freezable}/file; done", lock=0)
     await until((freezable / "file").exists, "the first write")
-    await asyncio.to_thread(_fsfreeze, "-f", freezable)
+    await asyncio.to_thread(fsfreeze, "-f", freezable)
     try:
         await until(lambda: (found := proc.stat(stuck["pid"])) is not None and found.state == "D", "D state")
         answer = await keeper.call("end", token=1, by_ns=int(soon(0.3) * 1e9))
@@ -296,14 +275,10 @@ async def test_an_unkillable_process_is_named_frozen_and_keeps_its_lock(keeper: 
         assert refused.value.error == "unkillable"
         assert _flock_is_busy(path)
     finally:
-        await asyncio.to_thread(_fsfreeze, "-u", freezable)
+        await asyncio.to_thread(fsfreeze, "-u", freezable)
     await keeper.event("cleared", token=1)
     assert not _flock_is_busy(path)
     await keeper.arm(2)
-
-
-def _fsfreeze(how: str, folder: Path) -> None:
-    subprocess.run(["fsfreeze", how, folder], check=True)
 
 
 def _text(path: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.cli import lock_run
 from tests.bed.keeper import wait_for
 
 _ROOT = Path(__file__).parents[2]
@@ -115,3 +116,8 @@ def test_lock_run_does_not_load_the_rest_of_the_command_line(tmp_path: Path) -> 
     )
     loaded = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
     assert loaded & {"typer", "pydantic", "asyncio", "json", "socket", "ctypes", "subprocess"} == set()
+
+
+def test_the_json_line_is_json_whatever_the_names_contain() -> None:
+    value = {"reason": "busy", "holder": {"pid": 7, "service": None, "command": 'a"b\\c\n\t€😀\udcff'}, "path": "/x"}
+    assert json.loads(lock_run._json(value)) == value

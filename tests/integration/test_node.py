@@ -6,35 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from supervisor import proc
 from supervisor.cgroup import mount_point
 from supervisor.demo.etcd_cluster import EtcdCluster
 from supervisor.gpu.simulated import set_state
-from tests.bed.nodes import TTL, NodeBed, free_port, gone
+from tests.bed.freezable import fsfreeze
+from tests.bed.nodes import TTL, Make, free_port, gone
 
 SLEEPER = ("sleep", "1000")
-
-Make = Callable[..., NodeBed]
-
-
-@pytest.fixture
-def make_node(tmp_path: Path, own_cgroup: str) -> Iterator[Make]:
-    made: list[NodeBed] = []
-
-    def make(name: str = "n1", folder: str | None = None, **election: Any) -> NodeBed:
-        node = NodeBed(tmp_path / (folder or name), own_cgroup, name, **election)
-        made.append(node)
-        return node
-
-    yield make
-    for node in made:
-        node.end()
 
 
 def _gpuward(*arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
@@ -214,6 +195,31 @@ def test_a_second_supervisor_with_the_same_node_name_refuses_while_the_first_liv
     assert twin.exit_code(within=3 * TTL) == 1
     assert "another supervisor named 'n1' is alive" in twin.output()
     assert node.leads()
+
+
+def test_a_service_that_survives_sigkill_keeps_lock_and_node_out_while_a_standby_takes_over(
+    make_node: Make, freezable: Path
+) -> None:
+    """Rule 11; unsloth 3331: SIGKILL is pending, the rest is frozen, so it can do nothing: the end is recorded."""
+    node, standby = make_node("n1"), make_node("n2")
+    write = f"while :; do echo x >> {freezable}/file; done"
+    node.add_service("stuck", "sh", "-c", write, gpu=0, lock="lifetime", gpu_fd="optional")
+    standby.add_service("one", *SLEEPER)
+    pid = node.start().until_leading()["services"][0]["pid"]
+    standby.start().until(standby.status)
+    fsfreeze("-f", freezable)
+    try:
+        node.until(lambda: (found := proc.stat(pid)) is not None and found.state == "D")
+        set_state(node.folder / "gpu", 0, verdict="lost")
+        standby.until_leading(within=4 * TTL)
+        status = node.until(lambda: (found := node.status()) and found["role"] == "unfit" and found)
+        assert any("survived SIGKILL" in reason and str(pid) in reason for reason in status["unfit_because"])
+        assert (node.run / "gpu-0.lock").exists()
+    finally:
+        fsfreeze("-u", freezable)
+    node.until(lambda: gone(pid))
+    set_state(node.folder / "gpu", 0, verdict="healthy")
+    node.until(lambda: (found := node.status()) and found["role"] == "standby")
 
 
 def test_weak_containment_that_is_not_allowed_keeps_the_node_from_leading(make_node: Make) -> None:
