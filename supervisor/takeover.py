@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from election.clock import Clock
 
 TOTAL = 30.0
-"""Seconds for a whole take-over, resets excluded (spec §6, rule 13)."""
+"""Seconds for a whole take-over, resets excluded (rule 13)."""
 RESET = 120.0
 """Seconds for a reset: typically seconds, 60–120 s are to be allowed (gpu-facts, "Reset")."""
 

@@ -24,7 +24,7 @@ from supervisor.takeover import RESET, Progress, Step, run_steps
 CALL = 2.0
 """Seconds for a call of the keeper that does not wait for processes to end."""
 KILL = 5.0
-"""Seconds from SIGKILL to empty where no authority is at stake (spec §3, Stop)."""
+"""Seconds from SIGKILL to empty where no authority is at stake (docs/services.md)."""
 NEVER = float("inf")
 
 

@@ -3,7 +3,7 @@
     python -I -S observer.py FOLDER
 
 A service process is one whose environment names a node (`GPUWARD_NODE`) and lies under FOLDER, the demo's own. A
-zombie is none, and neither is one in D state with SIGKILL pending: it can do nothing any more (election-rules.md).
+zombie is none, and neither is one in D state with SIGKILL pending: it can do nothing any more (docs/election.md).
 Prints one JSON object a line: `{"at", "present": {node: [token, …]}}` on each change, and after the end of
 stdin `{"result": …}`, see `Account.result`.
 

@@ -28,7 +28,7 @@ class GpuVerdict(enum.StrEnum):
 
     @property
     def node_fault(self) -> bool:
-        """True where the node cannot work, whatever its services do (spec §5: not the service's failure)."""
+        """True where the node cannot work, whatever its services do (not the service's failure)."""
         return self in {self.REBOOT_REQUIRED, self.LOST, self.NO_DRIVER, self.UNRESPONSIVE}
 
     @property

@@ -21,7 +21,7 @@ from supervisor.keeper.services import Reply, Services
 
 SWITCH_PATIENCE_NS = 400_000_000
 """How long the switch waits for emptiness before it freezes and names what is left: below the smallest distance between
-switch and TTL (0.5 s, election-rules.md, Timing), so that it is told before anybody else may claim."""
+switch and TTL (0.5 s, docs/election.md, Timing), so that it is told before anybody else may claim."""
 _LEAST_PATIENCE_NS = 100_000_000
 """A process that was just killed needs a moment to be gone: not to be called unkillable for a `by_ns` in the past."""
 _SWEEP_NS = 1_000_000_000

@@ -1,6 +1,6 @@
 """Containment without cgroups: a session per service, and the keeper as subreaper of all that is below it.
 
-What it promises is less (spec §3): everything that descends from the keeper is found, since orphans become the
+What it promises is less (docs/services.md): everything that descends from the keeper is found, since orphans become the
 keeper's children, and each process is killed by pidfd after proof, in bounded rounds until none is left. But a job
 that entered from outside is held by its pidfd alone, its orphans escape; and a keeper that is SIGKILLed takes only
 its direct children along (PDEATHSIG). Works without root.

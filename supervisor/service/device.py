@@ -1,4 +1,4 @@
-"""Between the end of a GPU service and its next start: has the device let go, and does it want a reset? (spec §5)
+"""Between the end of a GPU service and its next start: has the device let go, and does it want a reset?
 
 An empty cgroup is not enough: a process can be gone for /proc and still be listed by the driver, with its memory
 (sglang 39545). A GPU that is lost or a driver that is dead is the node's fault, and no service is started on it.

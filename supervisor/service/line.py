@@ -1,4 +1,4 @@
-"""Who gets a GPU's lock next: by priority (higher first), then first come (spec §3). One `Line` per GPU. Pure."""
+"""Who gets a GPU's lock next: by priority (higher first), then first come. One `Line` per GPU. Pure."""
 
 from dataclasses import dataclass, field
 

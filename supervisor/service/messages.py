@@ -72,7 +72,7 @@ class Ended:
     graceful: bool = False
     """SIGTERM and `stop_timeout` first; else SIGKILL at once."""
     killed: bool = False
-    """The watchdog had to kill it: a reason to reset the GPU (spec §5, `after-kill`)."""
+    """The watchdog had to kill it: a reason to reset the GPU (docs/services.md, Restart, `after-kill`)."""
 
 
 def describe(status: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Restart accounting (spec §5, "Restart"): what follows a failure. Pure; times are boot-time seconds passed in.
+"""Restart accounting (docs/services.md, Restart): what follows a failure. Pure; times are boot-time seconds passed in.
 
 | failure | what follows |
 |---|---|
@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Policy:
-    """Seconds. The defaults are the contract of spec §5."""
+    """Seconds. The defaults are the contract of docs/services.md, Restart."""
 
     window: float = 300.0
     backoff: tuple[float, ...] = (30.0, 60.0, 120.0)

@@ -17,7 +17,7 @@ from supervisor.service.messages import BUSY_EXIT, Emptied, Ended, Exited, Messa
 from supervisor.service.states import ALIVE, State, step
 
 KILL_WAIT = 5.0
-"""Seconds from SIGKILL to an empty cgroup (spec §3); what is then left stands in D state."""
+"""Seconds from SIGKILL to an empty cgroup (docs/services.md); what is then left stands in D state."""
 LOOK_EVERY = 0.25
 """Seconds between own looks while a cgroup empties: the keeper's event normally comes first."""
 POLL = 1.0

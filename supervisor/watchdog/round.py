@@ -29,7 +29,7 @@ LOOK_LIMIT = 5.0
 OVERSLEPT = 2.0
 """Seconds by which our own loop may be late (rule 18) before what it saw is worth nothing."""
 TERM_WAIT = 10.0
-"""Seconds from SIGTERM to SIGKILL for a process with the device and without its mutex (spec §2)."""
+"""Seconds from SIGTERM to SIGKILL for a process with the device and without its mutex (docs/services.md)."""
 ACTIONS = {Kind.DEAD, Kind.ZOMBIE, Kind.D_STATE, Kind.EMPTY, Kind.LOST_GPU, Kind.NO_GPU}
 """Verdicts that end in SIGKILL of the cgroup and a restart: a process stuck on the GPU answers no SIGTERM."""
 

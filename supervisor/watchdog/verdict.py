@@ -107,7 +107,7 @@ def _one(
 
 
 def _look_at(service: ServiceSeen, memory: Memory, rules: Rules, now: float, listed: frozenset[int]) -> Verdict:
-    """In the order of spec §4: process, zombie, D state, cgroup, device and mutex."""
+    """In the order of docs/services.md, Watchdog: process, zombie, D state, cgroup, device and mutex."""
     name, main = service.target.name, service.main
     alive = live(service.processes)
     if not service.main_there:

@@ -36,7 +36,7 @@ async def _stand_in(bed: Bed, token: int, seconds: float, *argv: str) -> tuple[a
 async def test_services_end_at_the_deadline_when_the_supervisor_is_killed_or_stopped(
     any_keeper: Bed, how: signal.Signals
 ) -> None:
-    """ansible-role-patroni 24, the SIGSTOP row of election-rules.md: nobody else solves it."""
+    """ansible-role-patroni 24, the SIGSTOP row of docs/election.md: nobody else solves it."""
     supervisor, said = await _stand_in(any_keeper, 7, 0.8, "sleep", "60")
     try:
         supervisor.send_signal(how)

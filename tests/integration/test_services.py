@@ -43,7 +43,7 @@ async def test_a_launch_starts_every_service_and_tells_it_where_it_runs(any_keep
 
 
 async def test_an_exit_with_0_that_nobody_asked_for_is_a_failure(any_keeper: Bed) -> None:
-    """spec §3: "exited unexpectedly"."""
+    """docs/services.md: "exited unexpectedly"."""
     async with node_on(any_keeper, short=shell("sleep 0.2")) as node:
         await node.launch()
         row = await node.state("short", State.BACKOFF)
@@ -140,7 +140,7 @@ async def test_the_launch_fails_when_the_keeper_starts_nothing(keeper: Bed) -> N
 
 
 async def test_a_lifetime_lock_is_kept_through_an_immediate_restart(any_keeper: Bed) -> None:
-    """spec §5: no window opens in which another can take the GPU."""
+    """docs/services.md, Restart: no window opens in which another can take the GPU."""
     async with node_on(
         any_keeper,
         first=shell(SLEEP, gpu=0, lock="lifetime", gpu_fd="optional", priority=1),
@@ -200,7 +200,7 @@ async def test_the_lock_goes_by_priority_then_first_come(any_keeper: Bed) -> Non
 
 
 async def test_75_with_another_holder_waits_for_the_release_and_is_no_failure(any_keeper: Bed) -> None:
-    """spec §5, last lines of the table."""
+    """docs/services.md, Restart, last lines of the table."""
     run = any_keeper.run
     hold = f"{GPUWARD} lock run --gpu 0 -- sh -c 'echo held > {run}/held; while [ ! -e {run}/go ]; do sleep 0.02; done'"
     turn = f"[ -e {run}/held ] || sleep 0.05; exec {GPUWARD} lock run --gpu 0 -- sleep 600"
@@ -249,7 +249,7 @@ async def test_no_restart_while_the_driver_lists_the_dead_process(keeper: Bed, m
 
 
 async def test_a_gpu_that_is_lost_gets_no_new_process(keeper: Bed) -> None:
-    """spec §5: a node-level fault is not the service's failure."""
+    """docs/services.md, Restart: a node-level fault is not the service's failure."""
     async with node_on(keeper, llm=shell(SLEEP, gpu=0, lock="lifetime", gpu_fd="optional")) as node:
         await node.launch()
         pid = (await node.state("llm", State.RUNNING))["pid"]
@@ -261,7 +261,7 @@ async def test_a_gpu_that_is_lost_gets_no_new_process(keeper: Bed) -> None:
 
 
 async def test_the_gpu_is_reset_after_the_watchdogs_kill_and_not_after_a_plain_exit(keeper: Bed) -> None:
-    """spec §5: `after-kill`."""
+    """docs/services.md, Restart: `after-kill`."""
     async with node_on(keeper, llm=shell(SLEEP, gpu=0, lock="lifetime", gpu_fd="optional")) as node:
         await node.launch()
         first = (await node.state("llm", State.RUNNING))["pid"]
@@ -330,7 +330,7 @@ async def test_stop_timeout_ends_in_a_kill(any_keeper: Bed) -> None:
 
 
 async def test_the_fences_time_wins_over_stop_timeout(any_keeper: Bed) -> None:
-    """spec §3: when the node is fencing, its own times win. consul 9788: the child ran on."""
+    """docs/services.md: when the node is fencing, its own times win. consul 9788: the child ran on."""
     deaf = shell(f'trap "" TERM; touch {any_keeper.run}/deaf; while :; do sleep 0.05; done', stop_timeout=60.0)
     async with node_on(any_keeper, deaf=deaf) as node:
         await node.launch()

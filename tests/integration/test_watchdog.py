@@ -119,7 +119,7 @@ async def test_a_device_held_by_a_child_counts(any_keeper: Bed) -> None:
 
 
 async def test_a_service_that_never_opens_its_device_fails_at_the_end_of_its_grace(keeper: Bed) -> None:
-    """spec §3: `gpu_fd: required` and no device by the end of `start_grace`."""
+    """docs/services.md: `gpu_fd: required` and no device by the end of `start_grace`."""
     async with node_on(keeper, llm=shell("exec sleep 600", gpu=0, lock="lifetime", start_grace=0.5)) as node:
         await node.launch()
         pid = (await node.state("llm", State.RUNNING))["pid"]
@@ -183,7 +183,7 @@ async def test_a_death_that_nobody_told_is_found(keeper: Bed) -> None:
 async def test_the_device_without_the_mutex_costs_a_process_its_life_and_nobody_else(
     any_keeper: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """spec §2: TERM, 10 s, KILL."""
+    """docs/services.md: TERM, 10 s, KILL."""
     monkeypatch.setattr(module, "TERM_WAIT", 0.3)
     deaf = f"(trap '' TERM; exec 9<>{device_of(any_keeper)}; exec sleep 600)"
     thief = f"{deaf} & echo $! > {any_keeper.run}/thief.pid; wait; exec sleep 600"
@@ -243,7 +243,7 @@ async def test_a_job_with_the_mutex_may_use_the_device(any_keeper: Bed) -> None:
 
 
 async def test_the_mutex_taken_by_plain_flock_counts(keeper: Bed) -> None:
-    """The holder is who has the flock (spec §2), whichever tool took it."""
+    """The holder is who has the flock (docs/services.md), whichever tool took it."""
     script = f"exec 8<>{keeper.run}/gpu-0.lock; flock -n 8 || exit 1; " + OPEN.format(
         device=device_of(keeper), run=keeper.run, name="own.pid"
     )

@@ -1,4 +1,4 @@
-"""The restart table of spec §5, row by row."""
+"""The restart table of docs/services.md, Restart, row by row."""
 
 from supervisor.service.restart import CLEAR, Account, Backoff, Decision, Degrade, Policy, RestartNow, failed, settle
 
