@@ -32,7 +32,7 @@ from supervisor.remains import Remains
 from supervisor.run_folder import RunFolder
 from supervisor.service.manager import Services
 from supervisor.takeover import Progress, TakeOverError, describe
-from supervisor.tenure import Tenure
+from supervisor.tenure import Outcome, Tenure
 from supervisor.version import VERSION
 from supervisor.watchdog.round import Watchdog
 
@@ -261,10 +261,21 @@ class Node:
 
     async def _end_services(self, action: e.EndServices) -> None:
         self.note(f"ending the services: {action.why}")
-        outcome = await self._tenure.end(action.term, action.kill_at, max(self._armed_until, self.clock.now()))
+        outcome = await self._end_until_done(action)
         self._quarantine(outcome.unkillable)
         self.elector.post(e.Gone(action.term.token, outcome.proven))
         await self._tell_history(self._history.ended(action.term, action.why))
+
+    async def _end_until_done(self, action: e.EndServices) -> Outcome:
+        """A fault of our own must not leave the term half ended: the end is tried until it is done."""
+        while True:
+            try:
+                switch_at = max(self._armed_until, self.clock.now())
+                return await self._tenure.end(action.term, action.kill_at, switch_at)
+            except Exception as error:
+                log.exception("the end of the term broke")
+                self.alarm("fault", f"ending the term failed, trying again: {error!r}")
+                await self.clock.sleep_until(self.clock.now() + LOOK)
 
     async def _stay_out(self, because: str) -> None:
         """For one TTL: the next node goes (rule 13), and what fails at once does not spin."""

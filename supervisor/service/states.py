@@ -23,8 +23,6 @@ class State(enum.StrEnum):
 
 ALIVE = frozenset({State.STARTING, State.RUNNING, State.UNREADY, State.DRAINING})
 """States in which the service's process is meant to exist."""
-KEEPS_LOCK = ALIVE | {State.STOPPING, State.QUARANTINED}
-"""States in which a `lifetime` service's GPU lock stays taken (kept through kill, reset, restart at once)."""
 
 TRANSITIONS: Mapping[tuple[State, State], str] = MappingProxyType(
     {

@@ -232,6 +232,23 @@ def test_weak_containment_that_is_not_allowed_keeps_the_node_from_leading(make_n
     assert "allow_weak_containment" in reasons[0]
 
 
+def test_in_weak_containment_a_dead_keeper_leaves_no_proof_so_everybody_waits_the_term_out(make_node: Make) -> None:
+    """Rule 8c goes by boot id alone there: a process that forked away may have outlived the keeper."""
+    node = make_node()
+    node.config |= {"cgroup": "cgroup.procs", "allow_weak_containment": True}
+    node.add_service("one", *SLEEPER)
+    first = node.start().until_leading()
+    assert first["containment"] == "process-group"
+    killed = time.monotonic()
+    os.kill(node.keeper(), signal.SIGKILL)
+    node.until(lambda: gone(first["services"][0]["pid"]), within=3)
+    node.until(lambda: (found := node.status()) and found["term"] is None)
+    second = node.until(lambda: s if (s := node.until_leading())["term"]["token"] > first["term"]["token"] else None)
+    assert time.monotonic() - killed >= TTL - 1
+    assert second["services"][0]["pid"] != first["services"][0]["pid"]
+    assert "no orderly end is recorded" in node.output()
+
+
 def test_an_etcd_that_is_not_there_is_named_with_the_reason_and_nothing_leads(make_node: Make) -> None:
     port = free_port()
     node = make_node(store="etcd", etcd={"endpoints": [f"http://127.0.0.1:{port}"]})

@@ -5,9 +5,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from supervisor.service.restart import CLEAR, Backoff, Degrade, Policy, RestartNow, failed
-from supervisor.service.states import ALIVE, KEEPS_LOCK, State, step
+from supervisor.service.states import ALIVE, State, step
 
 POLICY = Policy()
+
+
+KEEPS_LOCK = ALIVE | {State.STOPPING, State.QUARANTINED}
+"""States in which a `lifetime` service keeps the GPU's lock: through kill, reset and restart at once."""
 
 
 class ServiceLife(RuleBasedStateMachine):
