@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 
 TRIES = 32  # of a taking; each is a race lost against somebody who deletes or replaces the file at that moment
 MODE = 0o640
@@ -245,8 +246,16 @@ def holders(fd: int) -> list[MutexHolder]:
     """
     from supervisor import proc
 
-    device, inode = inode_of(fd)
-    return [_holder(pid) for pid in proc.all_pids() if pid != os.getpid() and _hasflock_now(pid, device, inode)]
+    node = inode_of(fd)
+    return [_holder(pid) for pid in proc.all_pids() if pid != os.getpid() and _has_open(pid, node, _is_flocked)]
+
+
+def writers(fd: int) -> list[MutexHolder]:
+    """Processes that have this file open for writing and have not its flock, ourselves aside."""
+    from supervisor import proc
+
+    node = inode_of(fd)
+    return [_holder(pid) for pid in proc.all_pids() if pid != os.getpid() and _has_open(pid, node, _only_writes)]
 
 
 def quick_holders(fd: int) -> list[MutexHolder]:
@@ -269,15 +278,25 @@ def flock_pid(device: int, inode: int) -> int | None:
     return None
 
 
-def _hasflock_now(pid: int, device: int, inode: int) -> bool:
+def _has_open(pid: int, node: tuple[int, int], how: Callable[[str], bool]) -> bool:
+    """Has it an fd on this inode whose fdinfo is as asked for?"""
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
             found = os.stat(f"/proc/{pid}/fd/{name}")
-            if (found.st_dev, found.st_ino) == (device, inode) and "FLOCK" in _text(f"/proc/{pid}/fdinfo/{name}"):
+            if (found.st_dev, found.st_ino) == node and how(_text(f"/proc/{pid}/fdinfo/{name}")):
                 return True
     except OSError:
         return False
     return False
+
+
+def _is_flocked(fdinfo: str) -> bool:
+    return "FLOCK" in fdinfo
+
+
+def _only_writes(fdinfo: str) -> bool:
+    flags = next((line.split()[1] for line in fdinfo.splitlines() if line.startswith("flags:")), "0")
+    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY and not _is_flocked(fdinfo)
 
 
 def _holder(pid: int) -> MutexHolder:

@@ -19,6 +19,7 @@ from supervisor.flock import (
     MutexHolder,
     MutexUnsafe,
     flock_now,
+    flock_pid,
     guard_path,
     holders,
     inode_at,
@@ -67,7 +68,7 @@ class LockFile:
         for name in (path, guard_path(path)):
             there = inode_at(name)
             if there != mine:
-                found.append(f"{name} was {'deleted' if there is None else 'replaced'}")
+                found.append(f"{name} was {'deleted' if there is None else _replaced(name)}")
                 link_back(name, self.fd, respect_holder=False)
         return "; ".join(found) or None
 
@@ -136,6 +137,16 @@ def remove_stale(path: str | os.PathLike[str]) -> bool:
         raise MutexUnsafe(errno.EAGAIN, f"{name}: somebody else removes or replaces it just now")
     LockFile(Path(name), fd).remove()
     return True
+
+
+def _replaced(name: str) -> str:
+    """By what, for people: whose file it is, and who holds it."""
+    try:
+        found = os.lstat(name)
+    except OSError:
+        return "replaced"
+    pid = flock_pid(found.st_dev, found.st_ino)
+    return f"replaced by a file of uid {found.st_uid}" + (f", which pid {pid} has locked" if pid else "")
 
 
 def _claim(lock: LockFile, fresh: bool, token: int, node: str, gid: int | None, note: Callable[[str], None]) -> bool:

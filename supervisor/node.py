@@ -27,6 +27,7 @@ from supervisor.gpu.driver import DriverError, GpuDriver, GpuFacts, GpuVerdict
 from supervisor.history import History
 from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.keeper.link import KeeperLink
+from supervisor.lockwatch import LockWatch
 from supervisor.memory import FileMemory
 from supervisor.remains import Remains
 from supervisor.run_folder import RunFolder
@@ -45,7 +46,7 @@ CLEAN_UP = 10.0
 DRIVER = 10.0
 """Seconds for the driver to tell its facts; after that it counts as unresponsive."""
 LOOK = 1.0
-"""Seconds between looks at keeper, lock files and quarantined processes."""
+"""Seconds between looks at keeper and quarantined processes."""
 KEPT = 200
 """Events and alarms kept for the status."""
 
@@ -63,7 +64,6 @@ class Node:
         self.takeovers: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.gpus: dict[int, GpuFacts] = {}
         self.progress = Progress()
-        self.holders: dict[int, dict[str, Any] | None] = {}
         self._store, self._driver = store, driver
         self._gpu_trouble = "not asked yet"
         self._keeper_trouble = "not started yet"
@@ -106,7 +106,10 @@ class Node:
             on_event=self.note,
         )
         self._remains = Remains(cgroup, config.paths.run, clock)
-        self._tenure = Tenure(config, clock, self.keeper, self._driver, self.services, self._remains, self.note)
+        self._lock_watch = LockWatch(config.services, self.keeper, clock, self.note, self.alarm)
+        self._tenure = Tenure(
+            config, clock, self.keeper, self._driver, self.services, self._remains, self._lock_watch, self.note
+        )
         self._memory = FileMemory(config.paths.state, config.paths.run, self.folder.boot_id, self.note)
         identity = Identity(config.node, config.status_url, VERSION)
         self.elector = Elector(identity, self.keys, self.timing, self._store, clock, self._memory, self)
@@ -125,6 +128,7 @@ class Node:
             self._spawn(self.watchdog.run())
             self._spawn(self._look_after_gpus())
             self._spawn(self._look_after_node())
+            self._spawn(self._lock_watch.run())
             await self._campaign()
         finally:
             await self._stop()
@@ -311,14 +315,12 @@ class Node:
             self.alarm("switch-fired", f"the keeper's switch ended term {event['token']}")
             self._quarantine(event["unkillable"])
             self.elector.post(e.FenceNow("the keeper's switch fired"))
-        elif event["event"] == "lock-taken":
-            self.holders[event["gpu"]] = event["holder"]
-        elif event["event"] == "lock-free":
-            self.holders[event["gpu"]] = None
+        self._lock_watch.keeper_event(event)
         self.services.keeper_event(event)
 
     def _keeper_gone(self) -> None:
         self._keeper_trouble = "its connection broke"
+        self._lock_watch.keeper_gone()
         self.alarm("keeper", "the keeper is gone")
         self.elector.post(e.FenceNow("the keeper is gone"))
 
@@ -351,9 +353,13 @@ class Node:
                 if not left:
                     self.note("the quarantined processes have ended")
                 self._quarantined = left
-            await self._tenure.repair_locks()
             await self.keeper.look(deadline=self.clock.now() + LIFE)
             await self.clock.sleep_until(self.clock.now() + LOOK)
+
+    @property
+    def holders(self) -> dict[int, dict[str, Any]]:
+        """Who has the lock of each GPU, as far as the keeper says, and for how many seconds (`held_s`)."""
+        return self._lock_watch.holders()
 
     def has_term(self) -> bool:
         """From the claim until the orderly end is on record or given up."""

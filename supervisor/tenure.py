@@ -17,6 +17,7 @@ from supervisor.gpu.driver import GpuDriver, GpuFacts
 from supervisor.gpu.holders import DeviceId, any_holder, holders
 from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.keeper.link import KeeperLink
+from supervisor.lockwatch import LockWatch
 from supervisor.remains import Remains
 from supervisor.service.manager import Services
 from supervisor.takeover import RESET, Progress, Step, run_steps
@@ -49,13 +50,12 @@ class Tenure:
         driver: GpuDriver,
         services: Services,
         remains: Remains,
+        lock_watch: LockWatch,
         note: Callable[[str], None],
     ) -> None:
         self._config, self._clock, self._keeper, self._driver = config, clock, keeper, driver
-        self._services, self._remains, self._note = services, remains, note
+        self._services, self._remains, self._lock_watch, self._note = services, remains, lock_watch, note
         self._facts: tuple[GpuFacts, ...] = ()
-        self._locks: dict[int, mutex.LockFile] = {}
-        self._at_locks = asyncio.Lock()
 
     # --- take-over
 
@@ -102,7 +102,7 @@ class Tenure:
         entries = [{"gpu": index, "path": str(lock.path)} for index, lock in locks.items()]
         fds = [lock.fd for lock in locks.values()]
         await self._keeper.call("locks", deadline=by, fds=fds, token=term.token, locks=entries)
-        self._locks = locks
+        self._lock_watch.begin(locks)
 
     def _create_lock_files(self, term: Term) -> dict[int, mutex.LockFile]:
         made: dict[int, mutex.LockFile] = {}
@@ -143,22 +143,7 @@ class Tenure:
             return Outcome(left, proven=not self._remains.weak)
 
     async def _remove_locks(self) -> None:
-        async with self._at_locks:
-            locks, self._locks = self._locks, {}
-            await asyncio.to_thread(_remove, list(locks.values()))
-
-    # --- what others ask
-
-    async def repair_locks(self) -> None:
-        """A lock file that was deleted or replaced is linked back; what was found is told to `note`."""
-        async with self._at_locks:
-            for index, lock in self._locks.items():
-                try:
-                    found = await asyncio.to_thread(lock.repair)
-                except OSError as error:
-                    found = str(error)
-                if found is not None:
-                    self._note(f"the lock file of GPU {index}: {found}")
+        await asyncio.to_thread(_remove, await self._lock_watch.end())
 
 
 def _remove(locks: list[mutex.LockFile]) -> None:

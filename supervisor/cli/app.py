@@ -113,3 +113,14 @@ def lock_run(context: typer.Context) -> None:
     from supervisor.cli.lock_run import main
 
     raise typer.Exit(main(context.args))
+
+
+@lock_app.command("list")
+def lock_list(
+    config: ConfigFile = DEFAULT_CONFIG,
+    output: Annotated[TableFormat, typer.Option("--format", help="How to print.")] = TableFormat.TABLE,
+) -> None:
+    """Who has the lock of each GPU of this node, for how long, and who waits. Exit 69 if no daemon answers."""
+    from supervisor.cli.lock import show
+
+    raise typer.Exit(show(config, as_json=output is TableFormat.JSON))

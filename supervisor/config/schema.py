@@ -211,6 +211,8 @@ class Service(Section):
     ready_after: Seconds = 5.0
     stop_timeout: Seconds = 60.0
     priority: int = 0
+    max_hold: PositiveSeconds | None = None
+    """How long it may hold its GPU's lock; None: see `supervisor.lockwatch`."""
     restart: Restart = Restart()
 
     @field_validator("command")
@@ -256,6 +258,13 @@ class Service(Section):
     def _fd_goes_with_gpu(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None and info.data.get("gpu", "unknown") is None:
             raise wrong("no `gpu_fd` where no `gpu` is")
+        return value
+
+    @field_validator("max_hold")
+    @classmethod
+    def _holding_goes_with_gpu(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("gpu", "unknown") is None:
+            raise wrong("no `max_hold` where no `gpu` is")
         return value
 
     @property

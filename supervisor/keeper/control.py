@@ -42,6 +42,7 @@ class Control:
             "hello": self._hello,
             "arm": self._arm,
             "locks": self._locks,
+            "describe": self._describe,
             "start": self._start,
             "signal": self._signal,
             "kill": self._kill,
@@ -145,11 +146,18 @@ class Control:
                 raise _Refused("held", f"GPU {gpu}: its lock is held on another inode")
             if old is not None and old.inode == lock.inode:
                 lock.close()
+                old.reread()
                 continue
             if old is not None:
                 old.close()
             known[gpu] = lock
         reply(None)
+
+    def _describe(self, packet: Packet, fds: list[int], reply: Any) -> None:
+        lock = self._keeper.locks.get(_int(packet, "gpu", 0))
+        if lock is None:
+            raise _Refused("no-such-gpu", f"no lock file was given for GPU {packet['gpu']}")
+        reply(None, foreign=lock.restore())
 
     def _start(self, packet: Packet, fds: list[int], reply: Any) -> None:
         self._admitted(packet)

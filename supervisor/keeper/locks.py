@@ -15,6 +15,11 @@ from typing import Any
 
 from supervisor import flock
 
+MAX_DESCRIPTION = 4096
+"""Bytes of a lock file that are read."""
+SHOWN = 80
+"""Bytes of a foreign description that are told."""
+
 Holder = dict[str, Any]
 """{service, pid, since (wall clock, seconds), token}"""
 
@@ -36,13 +41,20 @@ class Lock:
         self._base = base_fd
         self.holder: Holder | None = None
         self._last: Holder | None = None
-        self._description = _read_description(base_fd)
+        self.reread()
 
     @property
     def inode(self) -> tuple[int, int]:
         """(device, inode) of the lock file."""
         found = os.fstat(self._base)
         return found.st_dev, found.st_ino
+
+    def reread(self) -> None:
+        """What stands in the file now is the description: the supervisor has just written it."""
+        self._written: bytes | None = None
+        with contextlib.suppress(OSError):
+            self._written = os.pread(self._base, MAX_DESCRIPTION, 0)
+        self._description = _parse(self._written or b"")
 
     def take(self, holder: Holder) -> int:
         """A new open file description with the flock. Raises Busy, or OSError."""
@@ -81,9 +93,24 @@ class Lock:
     def describe(self) -> None:
         """Write who has it into the file, in place; a failure changes nothing about the lock."""
         text = json.dumps({**self._description, "holder": self.holder}).encode() + b"\n"
+        self._written = None
         with contextlib.suppress(OSError):
-            os.pwrite(self._base, text, 0)
+            whole = os.pwrite(self._base, text, 0) == len(text)
             os.ftruncate(self._base, len(text))
+            self._written = text if whole else None
+
+    def restore(self) -> str | None:
+        """What somebody else wrote into the file, in short; then our description is written again. None: nobody did,
+        or our own last write failed, so that nobody can tell."""
+        known = self._written
+        if known is None:
+            self.describe()
+            return None
+        found = os.pread(self._base, len(known) + 1, 0)
+        if found == known:
+            return None
+        self.describe()
+        return found[:SHOWN].decode("utf-8", "replace")
 
     def close(self) -> None:
         """Forget the file."""
@@ -95,9 +122,9 @@ def holder_of(service: str, pid: int, token: int) -> Holder:
     return {"service": service, "pid": pid, "since": round(time.time(), 3), "token": token}
 
 
-def _read_description(fd: int) -> dict[str, Any]:
+def _parse(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(os.pread(fd, 4096, 0))
-    except (OSError, ValueError):
+        found = json.loads(text)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

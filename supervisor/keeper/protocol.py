@@ -18,6 +18,9 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
                                       `unkillable` (processes of an earlier term still exist)
     locks   {token, locks: [{gpu, path}]} + one fd each (SCM_RIGHTS), of the lock files' inodes → {}
                                       Refused: as `start`; `held` (this GPU's lock is held on another inode)
+    describe {gpu}                  → {foreign}  is what stands in the lock file what the keeper wrote last (or the
+                                      supervisor, before `locks`)? If not: the first 80 bytes of it, and it is written
+                                      again; else null. Refused: `no-such-gpu`
     start   {token, service, argv, env, cwd, uid, gid, groups, log, lock: gpu | null}
                                     → {pid, start_ticks, cgroup}  once exec has happened. A lock is fd 3 of the child;
                                       one that the service still has from before is kept. uid null: as the keeper.
