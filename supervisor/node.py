@@ -31,6 +31,7 @@ from supervisor.lockwatch import LockWatch
 from supervisor.memory import FileMemory
 from supervisor.remains import Remains
 from supervisor.run_folder import RunFolder
+from supervisor.service.logfile import Rotation
 from supervisor.service.manager import Services
 from supervisor.takeover import Progress, TakeOverError, describe
 from supervisor.tenure import Outcome, Tenure
@@ -106,6 +107,8 @@ class Node:
             on_event=self.note,
         )
         self._remains = Remains(cgroup, config.paths.run, clock)
+        logs = {name: (config.paths.log / f"{name}.log", spec.log) for name, spec in config.services.items()}
+        self._rotation = Rotation(logs, clock, self.note)
         self._lock_watch = LockWatch(config.services, self.keeper, clock, self.note, self.alarm)
         self._tenure = Tenure(
             config, clock, self.keeper, self._driver, self.services, self._remains, self._lock_watch, self.note
@@ -129,6 +132,7 @@ class Node:
             self._spawn(self._look_after_gpus())
             self._spawn(self._look_after_node())
             self._spawn(self._lock_watch.run())
+            self._spawn(self._rotation.run())
             await self._campaign()
         finally:
             await self._stop()

@@ -35,6 +35,9 @@ from supervisor.keeper.protocol import CONTROL_SOCKET
 LONGEST_TTL = 86400
 """Seconds. A longer one is a typing error: nobody wants to wait a day for a take-over."""
 MOST_GPUS = 64
+SIZES = {"kB": 1000, "MB": 1000**2, "GB": 1000**3}
+SMALLEST_LOG, LARGEST_LOG = 1000**2, 1000**4
+"""Bytes of `log.max_size`."""
 SET_BY_GPUWARD = ("GPUWARD_NODE", "GPUWARD_SERVICE", "GPUWARD_FENCING_TOKEN", "GPUWARD_RUN_DIR")
 """Environment variables of a service that the configuration cannot set."""
 LIVES_ELSEWHERE = {
@@ -194,6 +197,23 @@ class Restart(Section):
     healthy: PositiveSeconds = 600.0
 
 
+def _size(value: Any) -> int:
+    """Bytes from a number of bytes or a text such as 500kB, 50MB, 2GB."""
+    match = re.fullmatch(r"([0-9]{1,12})(kB|MB|GB)", value) if isinstance(value, str) else None
+    size = int(match[1]) * SIZES[match[2]] if match else value
+    if isinstance(size, bool) or not isinstance(size, int) or not SMALLEST_LOG <= size <= LARGEST_LOG:
+        raise wrong("a size such as 500kB, 50MB or 2GB, or a number of bytes, from 1MB to 1000GB")
+    return size
+
+
+class Log(Section):
+    """When the file with a service's output is cut, and how many earlier pieces are kept."""
+
+    max_size: Annotated[int, BeforeValidator(_size)] = 50_000_000
+    """Bytes."""
+    keep: int = Field(default=10, ge=1, le=1000)
+
+
 class Service(Section):
     """A process tree that gpuward starts, watches and repairs."""
 
@@ -214,6 +234,7 @@ class Service(Section):
     max_hold: PositiveSeconds | None = None
     """How long it may hold its GPU's lock; None: see `supervisor.lockwatch`."""
     restart: Restart = Restart()
+    log: Log = Log()
 
     @field_validator("command")
     @classmethod
