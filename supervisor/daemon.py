@@ -11,6 +11,7 @@ from aiohttp import web
 from election.clock import BootClock, Clock, boot_time_loop
 from election.store import LockStore
 from supervisor.api.server import make_app
+from supervisor.api.unix import API_SOCKET, listen_at
 from supervisor.config.schema import Config
 from supervisor.gpu.simulated import SimulatedDriver
 from supervisor.node import Node
@@ -47,6 +48,13 @@ async def _live(config: Config) -> int:
     except OSError as error:
         print(f"gpuward: cannot listen on {config.api.listen}: {error}; see `api.listen`", file=sys.stderr)
         return CANNOT_START
+    api_socket = config.paths.run / API_SOCKET
+    try:
+        await web.SockSite(web_runner, listen_at(api_socket, config.admin_gid)).start()
+    except OSError as error:
+        print(f"gpuward: cannot listen on {api_socket}: {error}", file=sys.stderr)
+        await web_runner.cleanup()
+        return CANNOT_START
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stop, f"got {number.name}")
@@ -54,6 +62,7 @@ async def _live(config: Config) -> int:
         return await node.run()
     finally:
         await web_runner.cleanup()
+        api_socket.unlink(missing_ok=True)
         folder.close()
 
 

@@ -5,6 +5,7 @@
 /health                    200 while its local work is fine: fit, or leading with every service up
 /liveness                  200 while its loop turns
 /status                    everything, as JSON
+/services                  one by one, and what an operator asks of them, see supervisor.api.services
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from election.timing import LIFE
+from supervisor.api.services import ServiceRoutes
 from supervisor.api.status import status
 from supervisor.node import Node
 
@@ -21,13 +23,14 @@ WELL = {"running", "starting", "waiting-lock"}
 
 
 def make_app(node: Node) -> web.Application:
-    """GET, HEAD and OPTIONS for load balancers."""
+    """GET, HEAD and OPTIONS for load balancers; commands for operators."""
     app = web.Application(client_max_size=1024)
     app[NODE] = node
     for path, check in CHECKS.items():
         app.router.add_get(path, _answer(check))
         app.router.add_route("OPTIONS", path, _answer(check))
     app.router.add_get("/status", _status)
+    ServiceRoutes(node).add_to(app)
     return app
 
 

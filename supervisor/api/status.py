@@ -9,7 +9,7 @@ from supervisor.version import VERSION
 
 def status(node: Node) -> dict[str, Any]:
     """The whole of it; times are seconds or UTC."""
-    state, why = _state(node)
+    state, why = state_and_why(node)
     return {
         "version": VERSION,
         "cluster": node.config.cluster,
@@ -31,7 +31,7 @@ def status(node: Node) -> dict[str, Any]:
     }
 
 
-def _state(node: Node) -> tuple[str | None, str]:
+def state_and_why(node: Node) -> tuple[str | None, str]:
     """The state of the term, and one sentence on why the node is where it is."""
     match node.elector.state.phase:
         case Holding(stage=stage, because=because):

@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 lock_app = typer.Typer(help="The lock of a GPU on this node.", no_args_is_help=True)
 app.add_typer(lock_app, name="lock")
+service_app = typer.Typer(help="The services of this node, one by one.", no_args_is_help=True)
+app.add_typer(service_app, name="service")
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", envvar="GPUWARD_CONFIG", metavar="FILE", help="The configuration.")
@@ -105,6 +107,108 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     print(f"gpuward {installed('gpuward')}")
+
+
+ServiceName = Annotated[str, typer.Argument(metavar="NAME", help="A service of this node.")]
+RunDir = Annotated[
+    Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the daemon's socket is; default: paths.run.")
+]
+Format = Annotated[TableFormat, typer.Option("--format", help="How to print.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
+WaitLimit = Annotated[float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long --wait waits.")]
+
+
+@service_app.command("list")
+def service_list(
+    config: ConfigFile = DEFAULT_CONFIG, run_dir: RunDir = None, output: Format = TableFormat.TABLE
+) -> None:
+    """All services with their states."""
+    from supervisor.cli.service import find, show_all
+
+    raise typer.Exit(show_all(find(config, run_dir), as_json=output is TableFormat.JSON))
+
+
+@service_app.command("show")
+def service_show(
+    name: ServiceName, config: ConfigFile = DEFAULT_CONFIG, run_dir: RunDir = None, output: Format = TableFormat.TABLE
+) -> None:
+    """One service: state, since when, why. Exit 3 if it is not running."""
+    from supervisor.cli.service import find, show
+
+    raise typer.Exit(show(find(config, run_dir), name, as_json=output is TableFormat.JSON))
+
+
+@service_app.command("start")
+def service_start(
+    name: ServiceName,
+    config: ConfigFile = DEFAULT_CONFIG,
+    run_dir: RunDir = None,
+    output: Format = TableFormat.TABLE,
+    wait: Wait = False,
+    timeout: WaitLimit = 120.0,
+) -> None:
+    """Start one that is stopped, degraded or in a pause. Exit 75 if this node may not start it now."""
+    _service_command("start", name, config, run_dir, output, timeout if wait else None)
+
+
+@service_app.command("stop")
+def service_stop(
+    name: ServiceName,
+    config: ConfigFile = DEFAULT_CONFIG,
+    run_dir: RunDir = None,
+    output: Format = TableFormat.TABLE,
+    wait: Wait = False,
+    timeout: WaitLimit = 120.0,
+) -> None:
+    """End it in good order; this node does not start it again by itself. A second stop kills it at once."""
+    _service_command("stop", name, config, run_dir, output, timeout if wait else None)
+
+
+@service_app.command("restart")
+def service_restart(
+    name: ServiceName,
+    config: ConfigFile = DEFAULT_CONFIG,
+    run_dir: RunDir = None,
+    output: Format = TableFormat.TABLE,
+    wait: Wait = False,
+    timeout: WaitLimit = 120.0,
+) -> None:
+    """End it in good order and start it again; not counted as a failure."""
+    _service_command("restart", name, config, run_dir, output, timeout if wait else None)
+
+
+@service_app.command("reset")
+def service_reset(
+    name: ServiceName, config: ConfigFile = DEFAULT_CONFIG, run_dir: RunDir = None, output: Format = TableFormat.TABLE
+) -> None:
+    """Forget its failures: a degraded service starts again."""
+    _service_command("reset", name, config, run_dir, output, None)
+
+
+def _service_command(
+    verb: str, name: str, config: Path, run_dir: Path | None, output: TableFormat, wait: float | None
+) -> None:
+    from supervisor.cli.service import command, find
+
+    as_json = output is TableFormat.JSON
+    raise typer.Exit(command(find(config, run_dir), name, verb, wait=wait, as_json=as_json))
+
+
+@service_app.command("logs")
+def service_logs(
+    name: ServiceName,
+    config: ConfigFile = DEFAULT_CONFIG,
+    run_dir: RunDir = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=512, help="How many, from the end.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    output: Format = TableFormat.TABLE,
+) -> None:
+    """The end of its log file."""
+    if follow and output is TableFormat.JSON:
+        raise typer.BadParameter("json is one answer: leave out --follow", param_hint="--format")
+    from supervisor.cli.service import find, logs
+
+    raise typer.Exit(logs(find(config, run_dir), name, lines, follow=follow, as_json=output is TableFormat.JSON))
 
 
 @lock_app.command("run", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -9,10 +9,18 @@ import typer
 from supervisor.config.loading import ConfigErrors, load
 from supervisor.config.schema import Config
 
+NOT_RUNNING = 3
+"""As systemctl(1) has it for a unit that is not active."""
+UNKNOWN = 4
+"""As systemctl(1) has it for a unit that does not exist."""
 NO_DAEMON = 69
 """EX_UNAVAILABLE of sysexits.h."""
 BUSY = 75
 """EX_TEMPFAIL."""
+NOT_NOW = BUSY
+"""It cannot be done in the present state; the reason has been said."""
+NOT_ALLOWED = 77
+"""EX_NOPERM."""
 BAD_CONFIG = 78
 """EX_CONFIG."""
 

@@ -84,7 +84,7 @@ def _print(answer: Answer) -> None:
     if answer.get("gpus"):
         out.print(_gpu_table(answer["gpus"]))
     if answer.get("services"):
-        out.print(_service_table(answer["services"]))
+        out.print(service_table(answer["services"]))
     for alarm in answer.get("alarms") or []:
         out.print(Text(f"alarm {plain(alarm.get('at'))}  {plain(alarm.get('text'))}", style="red"), soft_wrap=True)
     for event in (answer.get("events") or [])[-LAST_EVENTS:]:
@@ -127,7 +127,8 @@ def _gpu_table(gpus: list[Answer]) -> Table:
     return table
 
 
-def _service_table(services: list[Answer]) -> Table:
+def service_table(services: list[Answer]) -> Table:
+    """One line for each."""
     table = Table("service", "state", "for", "pid", "restarts", "gpu", "why / next", box=box.SIMPLE)
     for service in services:
         state, following = plain(service.get("state")), service.get("next_s")

@@ -314,6 +314,8 @@ class Config(Section):
     paths: Paths = Paths()
     group: Group | None = None
     """A name (str) or a gid (int); see `gid`."""
+    admin_group: Group | None = None
+    """A name (str) or a gid (int): who may start and stop services; see `admin_gid`. None: root only."""
     cgroup: CgroupPath = "gpuward"
     allow_weak_containment: bool = False
     gpu: Gpu
@@ -330,6 +332,11 @@ class Config(Section):
     def gid(self) -> int | None:
         """The gid of `group`."""
         return None if self.group is None else group_id(self.group)
+
+    @property
+    def admin_gid(self) -> int | None:
+        """The gid of `admin_group`."""
+        return None if self.admin_group is None else group_id(self.admin_group)
 
     @property
     def gpu_indexes(self) -> range:

@@ -16,6 +16,7 @@ from supervisor.service.hand import Keeper, Shared
 from supervisor.service.line import Line
 from supervisor.service.messages import Emptied, Exited, Look, Reset, Restart, Stop
 from supervisor.service.order import Surroundings
+from supervisor.service.requests import Act, Decision, Seen, Verb, decide
 from supervisor.service.runner import KILL_WAIT, Runner
 from supervisor.service.states import ALIVE, State
 
@@ -23,6 +24,9 @@ LIFE_EVERY = 0.25
 """Seconds between signs of life. The lease is refreshed only if the last one is younger than 2 s (rule 4)."""
 AFTER_KILL = 0.5
 """Seconds that a stop waits, after its kill, to see everything empty: a kill takes 15 ms, a dump of memory longer."""
+SETTLE = 0.5
+"""Seconds that an operator's request waits for the first change of state that follows from it."""
+NEVER = float("inf")
 
 
 class Services:
@@ -51,6 +55,8 @@ class Services:
         }
         self._tell = on_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._token: int | None = None
+        """Of the term under which services are started, from its launch until all are stopped."""
         shared = Shared(
             keeper=keeper,
             clock=clock,
@@ -66,23 +72,28 @@ class Services:
     async def launch(self, token: int, *, deadline: float) -> None:
         """Start every service under this term, in parallel; return when the keeper has been asked about each.
 
-        A service that fails, or waits for a lock, does not fail the launch. Raises KeeperRefused or KeeperGone where
+        One that an operator stopped stays stopped. A service that fails, or waits for a lock, does not fail the launch.
+        Raises KeeperRefused or KeeperGone where
         the keeper starts nothing at all, TimeoutError at `deadline` (boot-time seconds).
         """
-        asked = []
-        for runner in sorted(self.runners.values(), key=lambda runner: -runner.spec.priority):
-            task = self._tasks.get(runner.name)
-            if (task is not None and not task.done()) or not runner.prepare(token):
-                self._tell(f"{runner.name}: not started under token {token}: still {runner.state.value}: {runner.why}")
-                continue
-            self._tasks[runner.name] = asyncio.create_task(runner.live(), name=f"service-{runner.name}")
-            asked.append(runner)
+        self._token = token
+        by_priority = sorted(self.runners.values(), key=lambda runner: -runner.spec.priority)
+        asked = [runner for runner in by_priority if self._begin(runner, token)]
         async with asyncio.timeout_at(deadline):
             for runner in asked:
                 await runner.asked.wait()
         for runner in asked:
             if runner.hand.refusal is not None:
                 raise runner.hand.refusal
+
+    def _begin(self, runner: Runner, token: int) -> bool:
+        """False: it is not started under this term, and the reason has been told."""
+        task = self._tasks.get(runner.name)
+        if runner.held or (task is not None and not task.done()) or not runner.prepare(token):
+            self._tell(f"{runner.name}: not started under token {token}: still {runner.state.value}: {runner.why}")
+            return False
+        self._tasks[runner.name] = asyncio.create_task(runner.live(), name=f"service-{runner.name}")
+        return True
 
     async def stop_all(self, *, by: float, graceful: bool) -> None:
         """SIGTERM to all (if graceful), kill at each `stop_timeout` or at `by`, whichever comes first.
@@ -91,6 +102,7 @@ class Services:
         survives SIGKILL is quarantined); who is then still there is in `snapshot`. Nothing starts again before the
         next launch. A second call can only shorten the first.
         """
+        self._token = None
         tasks = [task for task in self._tasks.values() if not task.done()]
         for name, task in self._tasks.items():
             if not task.done():
@@ -145,6 +157,60 @@ class Services:
     async def reset(self, name: str) -> None:
         """An operator clears its failures; if it is degraded or in backoff it starts now. KeyError: unknown name."""
         self.runners[name].post(Reset())
+
+    async def request(self, name: str, verb: Verb, *, no_start: str) -> Decision:
+        """An operator's wish for one service: what was done of it, once it shows. KeyError for an unknown name.
+
+        `no_start`: why this node may start nothing now, empty where it may. What may run is the keeper's to say, as
+        for any other start.
+        """
+        runner = self.runners[name]
+        seen = Seen(
+            state=runner.state,
+            why=runner.why,
+            held=runner.held,
+            ends=runner.ends,
+            has_process=runner.pid is not None,
+            launched=self._token is not None,
+            no_start=no_start or ("" if self._token is not None else "no term has started services on this node yet"),
+        )
+        decision = decide(verb, seen)
+        if isinstance(decision, Act):
+            self._tell(f"{name}: an operator asked to {verb}: {decision.value}")
+            if self._act(decision, runner):
+                await runner.moved(SETTLE)
+        return decision
+
+    def _act(self, act: Act, runner: Runner) -> bool:
+        """True: a change of state follows from it."""
+        why = "asked for by an operator"
+        match act:
+            case Act.LAUNCH:
+                assert self._token is not None  # `decide` has seen it
+                runner.held = False
+                self._begin(runner, self._token)
+            case Act.RELEASE:
+                runner.release()
+            case Act.HOLD:
+                runner.hold()
+            case Act.END:
+                runner.post(Stop(NEVER, graceful=True, operator=True))
+                return runner.state not in {State.STOPPING, State.QUARANTINED}
+            case Act.KILL:
+                runner.post(Stop(self.clock.now(), graceful=False, operator=True))
+                return True
+            case Act.AGAIN:
+                runner.post(Restart(why, kill=False, counts=False, pid=runner.pid))
+                return True
+            case Act.GO_ON:
+                runner.post(Restart(why, kill=False, counts=False))
+                return True
+            case Act.RESET if runner.lives:
+                runner.post(Reset())
+                return runner.state in {State.DEGRADED, State.BACKOFF}
+            case Act.RESET:
+                runner.forgive()
+        return False
 
     def running(self) -> int:
         """How many have a process, ready or not."""

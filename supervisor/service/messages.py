@@ -35,6 +35,12 @@ class Stop:
     by: float
     """Boot-time seconds at which the kill comes, whatever `stop_timeout` says."""
     graceful: bool
+    operator: bool = False
+    """An operator's wish for this one service, under a term that goes on; else the node's, for all of them."""
+
+    def merged(self, later: "Stop") -> "Stop":
+        """A later stop can only shorten an earlier one; the node's wins over an operator's."""
+        return Stop(min(self.by, later.by), self.graceful and later.graceful, operator=self.operator and later.operator)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ in the service's own restart accounting: it never reaches another service.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 
 from supervisor.config.schema import Service
@@ -29,6 +30,8 @@ RECENTLY = 1.0
 AFTER_FAULT = 0.5
 """Seconds of rest after a fault of our own, so that it cannot spin."""
 
+STOPPED_BY_OPERATOR = "stopped by an operator"
+
 
 class Runner:
     """See above. Made once per node; `prepare` and `live` are one term."""
@@ -43,7 +46,9 @@ class Runner:
         self.started_at: float | None = None
         self.next_at: float | None = None
         self.restarts = 0
-        """Starts after the first one of this term."""
+        """Starts after the first one of this term, or after an operator's start."""
+        self.held = False
+        """An operator stopped it: no term starts it, until an operator does."""
         self.asked = asyncio.Event()
         """Set once the keeper has been asked to start it in this term, or it stands in line for a lock."""
         self._account = restart.CLEAR
@@ -53,6 +58,8 @@ class Runner:
         self._mailbox: asyncio.Queue[Message] = asyncio.Queue()
         self._stop: Stop | None = None
         self._stopped = asyncio.Event()
+        """The node stops it: nothing is waited for any more that does not end a process."""
+        self._moved = asyncio.Event()
         self._ended = Ended("")
         self._pids: set[int] = set()
         self._token = 0
@@ -77,11 +84,43 @@ class Runner:
         if isinstance(message, Reset):
             self._account = restart.CLEAR
         if isinstance(message, Stop):
-            if self._stop is not None:
-                message = Stop(min(self._stop.by, message.by), self._stop.graceful and message.graceful)
-            self._stop = message
-            self._stopped.set()
+            if message.operator:
+                self.held, self._account = True, restart.CLEAR
+            self._stop = message if self._stop is None else self._stop.merged(message)
+            if not message.operator:
+                self._stopped.set()
         self._mailbox.put_nowait(message)
+
+    @property
+    def ends(self) -> bool:
+        """It lives, and has been asked to stop."""
+        return not self._finished and self._stop is not None
+
+    @property
+    def lives(self) -> bool:
+        """Somebody reads its messages."""
+        return not self._finished
+
+    async def moved(self, within: float) -> None:
+        """Until its next change of state, at most for so many seconds."""
+        self._moved.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._moved.wait()
+
+    def hold(self) -> None:
+        """An operator stops what does not run: no term starts it."""
+        self.held, self.why = True, STOPPED_BY_OPERATOR
+
+    def release(self) -> None:
+        """An operator's stop is over; nothing is started by this."""
+        self.held, self.why = False, "no longer stopped by an operator"
+
+    def forgive(self) -> None:
+        """An operator's reset while nobody reads its messages, between two terms."""
+        self._account = restart.CLEAR
+        if self.state is State.DEGRADED:
+            self._to(State.STOPPED, "reset by an operator")
 
     def prepare(self, token: int) -> bool:
         """A new term: it is about to `live`, and a `lifetime` service takes its place in line.
@@ -96,7 +135,7 @@ class Runner:
         self.restarts = 0
         self._stopped.clear()
         self.asked.clear()
-        if self.state is State.DEGRADED:
+        if self.state is State.DEGRADED and self._account.degraded:
             self.asked.set()
         else:
             self._to(State.STARTING, "launched")
@@ -131,7 +170,7 @@ class Runner:
         if self.hand.footprint is not None:
             await self._watching()
         elif self._stop is not None:
-            self._end(Ended("asked to stop", failure=False))
+            self._end(Ended(self._stop_why(), failure=False))
         elif self._waits_in_line():
             self._to(State.WAITING_LOCK, f"behind {self._line().first()} in line for GPU {self.spec.gpu}")
             self.asked.set()
@@ -144,7 +183,7 @@ class Runner:
         await self._next(self._shared.clock.now() + POLL)
         if self._stop is not None:
             self._leave_line()
-            self._finish(State.STOPPED, "asked to stop")
+            self._finish(State.STOPPED, self._stop_why())
         elif self._line().first() != self.name:
             return
         elif self.hand.wants_lock:
@@ -158,7 +197,7 @@ class Runner:
         message = await self._next(ready_at)
         now = self._shared.clock.now()
         if self._stop is not None:
-            self._end(Ended("asked to stop", failure=False, graceful=self._stop.graceful))
+            self._end(Ended(self._stop_why(), failure=False, graceful=self._stop.graceful))
         elif isinstance(message, Exited) and message.pid == self.pid:
             self._end(self._exit(message.status))
         elif isinstance(message, Restart) and (message.pid is None or message.pid == self.pid):
@@ -171,13 +210,13 @@ class Runner:
     async def _stopping(self) -> None:
         ended = self._ended
         trouble = await self._make_empty(ended)
-        if trouble is None and self._stop is None and not ended.refused:
+        if trouble is None and not self._node_stops() and not ended.refused:
             trouble = await self._device_trouble()
         if trouble is not None:
             self._to(State.QUARANTINED, trouble)
         elif self._stop is not None or ended.refused:
             await self.hand.forget()
-            self._finish(State.STOPPED, ended.why)
+            self._finish(State.STOPPED, self._stop_why() if self.held else ended.why)
         elif ended.busy:
             await self.hand.forget()
             self._to(State.WAITING_LOCK, ended.why)
@@ -191,20 +230,22 @@ class Runner:
         message = await self._next(self.next_at)
         by_hand = isinstance(message, Reset) or (isinstance(message, Restart) and not message.counts)
         if self._stop is not None:
-            self._finish(State.STOPPED, "asked to stop")
+            self._finish(State.STOPPED, self._stop_why())
         elif by_hand or (self.next_at is not None and self._shared.clock.now() >= self.next_at):
             self._to(State.STARTING, "asked for by an operator" if by_hand else "its pause is over")
 
     async def _resting(self) -> None:
         message = await self._next(None)
-        if self._stop is not None:
+        if self._stop is not None and self.held:
+            self._finish(State.STOPPED, self._stop_why())
+        elif self._stop is not None:
             self._finished = True
         elif isinstance(message, Reset):
             self._to(State.STARTING, "reset by an operator")
 
     async def _holding(self) -> None:
         await self._next(self._shared.clock.now() + QUARANTINE_LOOK)
-        if not self.hand.empty() or (self._stop is None and await self._device_trouble() is not None):
+        if not self.hand.empty() or (not self._node_stops() and await self._device_trouble() is not None):
             return
         await self.hand.forget()
         self._finish(State.STOPPED, "what had survived is gone")
@@ -228,6 +269,13 @@ class Runner:
         self.started_at = self._shared.clock.now()
         if outcome is not None:
             self._end(outcome)
+
+    def _node_stops(self) -> bool:
+        """The whole node stops: unlike after an operator's stop, nobody here gets the GPU next."""
+        return self._stop is not None and not self._stop.operator
+
+    def _stop_why(self) -> str:
+        return STOPPED_BY_OPERATOR if self.held else "asked to stop"
 
     def _waits_in_line(self) -> bool:
         if not self.hand.wants_lock or self.hand.holds_lock:
@@ -351,5 +399,6 @@ class Runner:
         sentence = step(self.state, new)
         self._shared.tell(f"{self.name}: {self.state.value} → {new.value}: {why} ({sentence})")
         self.state, self.why, self.since, self.next_at = new, why, self._shared.clock.now(), None
+        self._moved.set()
         if new not in {State.RUNNING, State.STOPPING}:
             self._healthy_since = None

@@ -48,7 +48,7 @@ TRANSITIONS: Mapping[tuple[State, State], str] = MappingProxyType(
         (State.BACKOFF, State.STARTING): "the pause is over",
         (State.BACKOFF, State.STOPPED): "asked to stop during its pause",
         (State.DEGRADED, State.STARTING): "an operator reset or restarted it",
-        (State.DEGRADED, State.STOPPED): "an operator reset it while it is not to run",
+        (State.DEGRADED, State.STOPPED): "an operator stopped it, or reset it while this node has no term",
         (State.QUARANTINED, State.STOPPED): "what had survived is gone",
     }
 )
