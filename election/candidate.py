@@ -113,7 +113,7 @@ def _complain(state: State, s: StandingBy, now: float, timing: Timing) -> tuple[
     if revision < state.floor:
         alarms["history-went-back"] = (
             f"the store is at revision {revision}, below token {state.floor} which this node has seen: was it restored "
-            "from a backup, or replaced? This node claims nothing until the store is past that"
+            "from a backup, or replaced, or is this node's memory wrong? It claims nothing until the store is past that"
         )
     overdue = _ttl(s.watched.view, timing) + OVERDUE
     if now > s.watched.unchanged_since + overdue:

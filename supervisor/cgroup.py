@@ -61,28 +61,40 @@ class Group:
         return [int(pid) for pid in self._read("cgroup.procs").split()]
 
     def procs_below(self) -> list[int]:
-        """Pids of this group and of every group below it."""
+        """Pids of this group and of every group below it, however deep."""
         pids: list[int] = []
-        self._walk(pids, [0])
+        for path in [".", *self._below()]:
+            try:
+                raw = self._read(f"{path}/cgroup.procs")
+            except OSError as error:
+                if path == "." or error.errno not in (errno.ENODEV, errno.ENOENT):
+                    raise
+                continue  # removed meanwhile
+            pids += [int(pid) for pid in raw.split()]
         return pids
 
-    def _walk(self, pids: list[int], seen: list[int]) -> None:
-        pids.extend(self.procs())
-        for name in self.children():
-            seen[0] += 1
-            if seen[0] > _MAX_GROUPS:
-                return
+    def _below(self) -> list[str]:
+        """Paths of all groups below this one, parents first. Not recursive: the depth is not ours to choose."""
+        found: list[str] = []
+        waiting = ["."]
+        while waiting and len(found) < _MAX_GROUPS:
+            path = waiting.pop()
             try:
-                child = self.child(name)
-            except FileNotFoundError:
+                folder = _open_folder(path, self.fd)
+            except OSError as error:
+                if path == "." or error.errno not in (errno.ENODEV, errno.ENOENT, errno.ENAMETOOLONG):
+                    raise
                 continue
             try:
-                child._walk(pids, seen)
-            except OSError as error:
-                if error.errno != errno.ENODEV:
-                    raise
+                with os.scandir(folder) as entries:
+                    names = [f"{path}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
+            except OSError:
+                names = []
             finally:
-                child.close()
+                os.close(folder)
+            found += names
+            waiting += names
+        return found
 
     def enter(self, pid: int) -> None:
         """Move a process (0: the caller) with all its threads into this group."""
@@ -99,6 +111,10 @@ class Group:
     def set_max_descendants(self, value: int | None) -> None:
         """How many groups may exist below this one; None lifts the limit."""
         self._write("cgroup.max.descendants", "max" if value is None else str(value))
+
+    def set_max_depth(self, value: int) -> None:
+        """How many groups may exist below one another below this one."""
+        self._write("cgroup.max.depth", str(value))
 
     def populated(self) -> bool:
         """True while a live process (no zombie) stands here or below. A removed group is empty."""
@@ -122,25 +138,15 @@ class Group:
         except FileNotFoundError:
             return True
         try:
-            results = [child.remove_child(below) for below in child.children()[:_MAX_GROUPS]]
-            gone = all(results)
+            left = [path for path in sorted(child._below(), key=len, reverse=True) if not _rmdir(path, child.fd)]
+            gone = not left
         except OSError as error:
             if error.errno not in (errno.ENODEV, errno.ENOENT):
                 raise
             gone = True
         finally:
             child.close()
-        if not gone:
-            return False
-        try:
-            os.rmdir(name, dir_fd=self.fd)
-        except FileNotFoundError:
-            return True
-        except OSError as error:
-            if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
-                return False
-            raise
-        return True
+        return gone and _rmdir(name, self.fd)
 
     def close(self) -> None:
         """Close the fd; the group stays."""
@@ -168,3 +174,15 @@ class Group:
 
 def _open_folder(name: str, dir_fd: int | None) -> int:
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+
+
+def _rmdir(name: str, dir_fd: int) -> bool:
+    """False: it is not empty."""
+    try:
+        os.rmdir(name, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+            return False
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+    return True

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import sys
 
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from election.clock import BootClock, Clock, boot_time_loop
 from election.store import LockStore
+from supervisor.api.limit import limited
 from supervisor.api.server import make_app
 from supervisor.api.unix import API_SOCKET, listen_at
 from supervisor.config.schema import Config
@@ -28,6 +30,7 @@ GRACE = 1.0
 def main(config: Config) -> int:
     """Until told to stop; the exit code."""
     _log_to_stderr()
+    _raise_files_limit()
     with asyncio.Runner(loop_factory=boot_time_loop) as runner:
         return runner.run(_live(config))
 
@@ -44,16 +47,11 @@ async def _live(config: Config) -> int:
     web_runner = web.AppRunner(make_app(node), access_log=None, shutdown_timeout=GRACE)
     await web_runner.setup()
     try:
-        await web.TCPSite(web_runner, config.api.host, config.api.port).start()
+        listeners = await _listen(config, web_runner)
     except OSError as error:
-        print(f"gpuward: cannot listen on {config.api.listen}: {error}; see `api.listen`", file=sys.stderr)
-        return CANNOT_START
-    api_socket = config.paths.run / API_SOCKET
-    try:
-        await web.SockSite(web_runner, listen_at(api_socket, config.admin_gid)).start()
-    except OSError as error:
-        print(f"gpuward: cannot listen on {api_socket}: {error}", file=sys.stderr)
+        print(f"gpuward: {error}", file=sys.stderr)
         await web_runner.cleanup()
+        folder.close()
         return CANNOT_START
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -61,9 +59,27 @@ async def _live(config: Config) -> int:
     try:
         return await node.run()
     finally:
+        for listener in listeners:
+            listener.close()
         await web_runner.cleanup()
-        api_socket.unlink(missing_ok=True)
+        (config.paths.run / API_SOCKET).unlink(missing_ok=True)
         folder.close()
+
+
+async def _listen(config: Config, web_runner: web.AppRunner) -> list[asyncio.Server]:
+    """On TCP and on the unix socket, each with a limit of its own. Raises OSError that says where."""
+    loop, server = asyncio.get_running_loop(), web_runner.server
+    assert server is not None
+    try:
+        tcp = await loop.create_server(limited(server), config.api.host, config.api.port)
+    except OSError as error:
+        raise OSError(f"cannot listen on {config.api.listen}: {error}; see `api.listen`") from error
+    try:
+        local = listen_at(config.paths.run / API_SOCKET, config.admin_gid)
+        return [tcp, await loop.create_unix_server(limited(server), sock=local)]
+    except OSError as error:
+        tcp.close()
+        raise OSError(f"cannot listen on {config.paths.run / API_SOCKET}: {error}") from error
 
 
 def make_store(config: Config, clock: Clock) -> LockStore:
@@ -76,6 +92,12 @@ def make_store(config: Config, clock: Clock) -> LockStore:
 
     assert config.election.etcd is not None  # the schema has seen to it
     return EtcdStore(config.election.etcd.endpoints, clock=clock)
+
+
+def _raise_files_limit() -> None:
+    """Without a file descriptor the supervisor sees nothing. Services keep the limit that we were started with."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _log_to_stderr() -> None:

@@ -19,6 +19,8 @@ class Condition:
     """Why the facts could not be read; empty: they could."""
     quarantined: tuple[int, ...]
     """Processes that survived SIGKILL, and are still there."""
+    store_trouble: str
+    """Why the store's history cannot be trusted; empty: it can."""
     stuck_services: tuple[str, ...]
     """Services that are quarantined, each with why."""
     stay_out_left: float
@@ -41,6 +43,8 @@ def unfit_because(node: Condition) -> list[str]:
     reasons += [f"GPU {gpu.index} is {gpu.verdict}: {gpu.why}" for gpu in node.gpus if gpu.verdict.node_fault]
     if node.quarantined:
         reasons.append(f"processes survived SIGKILL and may still be on the GPU: {list(node.quarantined)}")
+    if node.store_trouble:
+        reasons.append(node.store_trouble)
     reasons += [f"service {text}" for text in node.stuck_services]
     if node.stay_out_left > 0:
         reasons.append(f"staying out for {node.stay_out_left:.0f} s more: {node.stay_out_because}")

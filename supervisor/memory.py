@@ -1,7 +1,7 @@
 """The node's memory of its terms, in files.
 
 State folder (survives a reboot):
-    journal.json   {"instances": [{"instance", "boot_id"}]}  written before a claim is sent (rule 8c); the latest 32
+    journal.json   {"instances": [{"instance", "boot_id", "home"}]}  the latest 32, written before a claim is sent
     floor.json     {"token": n}          the highest fencing token ever seen (rule 6)
 Run folder (gone after a reboot):
     term.json      {"boot_id", "instance", "token", "lease", "began", "end_begun"}   (rules 11, 15)
@@ -23,21 +23,26 @@ from election.phases import GONE_KEPT
 from supervisor.files import read_at_most, write_atomically
 
 T = TypeVar("T")
-Claim = tuple[str, str]
-"""(instance, boot id)"""
+ROW = ("instance", "boot_id", "home")
+Claim = tuple[str, str, str]
+"""One claim: the values of `ROW`."""
 NONE: tuple[Claim, ...] = ()
 LARGEST = 64 * 1024
 """Bytes read of such a file; ours stay under 2 KiB."""
 
 
 class FileMemory:
-    """`Memory` in two folders, which must exist. `report` is told of files that were set aside."""
+    """`Memory` in two folders, which must exist. `report` is told of files that were set aside.
 
-    def __init__(self, state: Path, run: Path, boot_id: str, report: Callable[[str], None]) -> None:
+    `home` names the cluster, node, run folder and cgroup: what an earlier claim of another home left running, this
+    node neither sees nor ends, so such a claim is kept in the journal and never counted as gone.
+    """
+
+    def __init__(self, state: Path, run: Path, boot_id: str, home: str, report: Callable[[str], None]) -> None:
         self._journal = state / "journal.json"
         self._floor = state / "floor.json"
         self._term = run / "term.json"
-        self._boot_id = boot_id
+        self._boot_id, self._home = boot_id, home
         self._report = report
         self._claims: tuple[Claim, ...] = ()
         self._highest = 0
@@ -54,7 +59,8 @@ class FileMemory:
         self._highest = self._read(self._floor, lambda value: int(value["token"]), 0)
         term = self._read(self._term, self._parse_term, None)
         sure = self.this_boot_is_gone
-        gone = tuple(instance for instance, boot_id in self._claims if sure or boot_id != self._boot_id)
+        mine = [claim for claim in self._claims if claim[2] == self._home]
+        gone = tuple(instance for instance, boot_id, _ in mine if sure or boot_id != self._boot_id)
         return Remembered(gone, self._highest, term if sure else None)
 
     def _parse_term(self, value: Any) -> Term | None:
@@ -63,7 +69,7 @@ class FileMemory:
         return Term(str(value["instance"]), int(value["token"]), int(value["lease"]), str(value["began"]))
 
     async def note_claim(self, instance: str) -> None:
-        self._claims = (*self._claims, (instance, self._boot_id))[-GONE_KEPT:]
+        self._claims = (*self._claims, (instance, self._boot_id, self._home))[-GONE_KEPT:]
         await asyncio.to_thread(self._write, self._journal, self._journal_now)
 
     async def note_token(self, token: int) -> None:
@@ -84,7 +90,7 @@ class FileMemory:
         await asyncio.to_thread(self._write, self._term, lambda: self._present)
 
     def _journal_now(self) -> dict[str, Any]:
-        return {"instances": [{"instance": instance, "boot_id": boot_id} for instance, boot_id in self._claims]}
+        return {"instances": [dict(zip(ROW, claim, strict=True)) for claim in self._claims]}
 
     def _term_record(self, term: Term, *, end_begun: bool) -> dict[str, Any]:
         return {
@@ -122,4 +128,4 @@ class FileMemory:
 
 
 def _parse_claims(value: Any) -> tuple[Claim, ...]:
-    return tuple((str(row["instance"]), str(row["boot_id"])) for row in value["instances"])
+    return tuple((str(row["instance"]), str(row["boot_id"]), str(row["home"])) for row in value["instances"])

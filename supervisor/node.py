@@ -16,12 +16,13 @@ from election import events as e
 from election.clock import Clock
 from election.elector import Elector, Identity
 from election.membership import MemberRecord, Membership, NameTakenError, Role
-from election.phases import Holding, State
+from election.phases import Holding, StandingBy, State
 from election.record import Keys, timestamp
 from election.store import LockStore, StoreError
 from election.timing import LIFE
 from supervisor import proc
 from supervisor.config.schema import Config
+from supervisor.earlier import end_earlier_run
 from supervisor.fitness import Condition, unfit_because
 from supervisor.gpu.driver import DriverError, GpuDriver, GpuFacts, GpuVerdict
 from supervisor.history import History
@@ -42,8 +43,6 @@ log = structlog.get_logger()
 
 SPAWN = 5.0
 """Seconds for a keeper to start and answer; it takes about 50 ms."""
-CLEAN_UP = 10.0
-"""Seconds given to the processes of an earlier run before those with SIGKILL pending are frozen and named."""
 DRIVER = 10.0
 """Seconds for the driver to tell its facts; after that it counts as unresponsive."""
 LOOK = 1.0
@@ -70,6 +69,8 @@ class Node:
         self._keeper_trouble = "not started yet"
         self._quarantined: tuple[proc.Identity, ...] = ()
         self._armed_until = 0.0
+        self._ending = 0
+        """Token of the last term whose end was begun."""
         self._work: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._registered = False
@@ -113,7 +114,9 @@ class Node:
         self._tenure = Tenure(
             config, clock, self.keeper, self._driver, self.services, self._remains, self._lock_watch, self.note
         )
-        self._memory = FileMemory(config.paths.state, config.paths.run, self.folder.boot_id, self.note)
+        self._memory = FileMemory(
+            config.paths.state, config.paths.run, self.folder.boot_id, self.folder.home, self.note
+        )
         identity = Identity(config.node, config.status_url, VERSION)
         self.elector = Elector(identity, self.keys, self.timing, self._store, clock, self._memory, self)
         self._membership = Membership(
@@ -166,21 +169,13 @@ class Node:
         await self._membership.run()
 
     async def _clean_up(self) -> None:
-        """A restarted supervisor ends everything that an earlier run left, then says so on record."""
         await self._ensure_keeper()
-        armed = self.keeper.hello.get("armed")
-        if armed is not None:
-            self.note(f"ending term {armed['token']} of an earlier run")
-            by = self.clock.now() + CLEAN_UP
-            try:
-                answer = await self.keeper.call("end", deadline=by + LIFE, token=armed["token"], by_ns=int(by * 1e9))
-                self._quarantine(answer["unkillable"])
-            except (KeeperGone, KeeperRefused) as error:
-                self.note(f"the keeper did not end it: {error}")
-        if armed is None or not self.keeper.connected:
-            self._quarantine(await self._remains.end(None, by=self.clock.now() + CLEAN_UP))
-            self._memory.this_boot_is_gone = not self._remains.weak or (self.keeper.found and self.keeper.connected)
-        if not self._quarantined:
+        left, self._memory.this_boot_is_gone = await end_earlier_run(
+            self.folder, self.keeper, self._remains, self.clock, self.note
+        )
+        await self._ensure_keeper()
+        self._quarantine(left)
+        if self._memory.this_boot_is_gone and not left:
             await asyncio.to_thread(self.folder.remove_stale_locks, self.note)
 
     async def _stop(self) -> None:
@@ -220,6 +215,8 @@ class Node:
         try:
             await self.keeper.call("arm", deadline=by, token=term.token, deadline_ns=int(deadline * 1e9))
         except (KeeperGone, KeeperRefused) as error:
+            if self._ending == term.token and isinstance(error, KeeperRefused):
+                return  # nothing of it runs any more: there is no deadline to move
             self._spawn(self._stay_out(f"the keeper did not take term {term.token}: {error}"))
             raise ConnectionError(str(error)) from error
         self._armed_until = max(self._armed_until, deadline)
@@ -269,6 +266,7 @@ class Node:
 
     async def _end_services(self, action: e.EndServices) -> None:
         self.note(f"ending the services: {action.why}")
+        self._ending = action.term.token
         outcome = await self._end_until_done(action)
         self._quarantine(outcome.unkillable)
         self.elector.post(e.Gone(action.term.token, outcome.proven))
@@ -380,10 +378,20 @@ class Node:
                 gpus=tuple(self.gpus.values()),
                 gpu_trouble=self._gpu_trouble,
                 quarantined=tuple(who.pid for who in self._quarantined),
+                store_trouble=self._history_trouble(),
                 stuck_services=tuple(self.services.quarantined()),
                 stay_out_left=left,
                 stay_out_because=because,
             )
+        )
+
+    def _history_trouble(self) -> str:
+        phase, floor = self.elector.state.phase, self.elector.state.floor
+        if not isinstance(phase, StandingBy) or phase.watched is None or phase.watched.view.revision >= floor:
+            return ""
+        return (
+            f"the store is at revision {phase.watched.view.revision}, but by {self.config.paths.state}/floor.json "
+            f"token {floor} was seen: either the store was restored or replaced, or that file is wrong"
         )
 
     def role(self) -> Role:

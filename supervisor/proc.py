@@ -5,7 +5,6 @@ A process is (boot id, pid, start ticks): field 22 of /proc/PID/stat counts tick
 (proc_pid_stat(5)). A signal goes through a pidfd that was proven after it was opened (pidfd_open(2)).
 """
 
-import contextlib
 import os
 import select
 import signal
@@ -63,7 +62,8 @@ def parse_stat(raw: bytes) -> Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """What /proc says of this pid now; None when there is no such process."""
+    """What /proc says of this pid now; None when there is no such process. Raises OSError where it cannot be read,
+    say for want of file descriptors: that is no news about the process."""
     return _stat_at(f"/proc/{pid}/stat")
 
 
@@ -85,7 +85,7 @@ def is_alive(who: Identity) -> bool:
 
 
 def snapshot() -> dict[int, Stat]:
-    """Every process that is visible now, by pid."""
+    """Every process that is visible now, by pid. Raises OSError as `stat` does."""
     return {found.pid: found for found in map(stat, all_pids()) if found is not None}
 
 
@@ -181,27 +181,27 @@ def kill_pending(pid: int) -> bool:
     """
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
+        return all(_thread_is_dying(f"/proc/{pid}/task/{tid}") for tid in threads)
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    return all(_thread_is_dying(f"/proc/{pid}/task/{tid}") for tid in threads)
+    except OSError:  # not readable: not proven
+        return False
 
 
 def _thread_is_dying(folder: str) -> bool:
     found = _stat_at(folder + "/stat")
     if found is None or found.state in "ZX" or found.flags & _PF_EXITING:
         return True
-    with contextlib.suppress(OSError, ValueError):
-        for line in _read(folder + "/status").splitlines():
-            if line.startswith((b"SigPnd:", b"ShdPnd:")) and int(line.split()[1], 16) & _SIGKILL_BIT:
-                return True
-        return False
-    return True
+    for line in _read(folder + "/status").splitlines():
+        if line.startswith((b"SigPnd:", b"ShdPnd:")) and int(line.split()[1], 16) & _SIGKILL_BIT:
+            return True
+    return False
 
 
 def _stat_at(path: str) -> Stat | None:
     try:
         return parse_stat(_read(path))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ProcessLookupError, ValueError):
         return None
 
 

@@ -9,9 +9,13 @@ import contextlib
 import errno
 from pathlib import Path
 
+import structlog
+
 from election.clock import Clock
 from supervisor import proc
 from supervisor.cgroup import Group
+
+log = structlog.get_logger()
 
 PREFIX = "term-"
 LOOK_EVERY = 0.02
@@ -23,6 +27,10 @@ class Remains:
 
     def __init__(self, parent: str | None, run: Path, clock: Clock) -> None:
         self._parent, self._run, self._clock = parent, run, clock
+
+    def below(self, parent: str) -> "Remains":
+        """The same for another fenced parent."""
+        return Remains(parent, self._run, self._clock)
 
     @property
     def weak(self) -> bool:
@@ -39,6 +47,13 @@ class Remains:
             return sorted(int(name) for name in names if name.isdigit())
         finally:
             group.close()
+
+    def strike(self, token: int) -> None:
+        """SIGKILL to all of the term, now, whoever else has been asked to. Does not wait, and repeats harmlessly."""
+        try:
+            self._kill(token)
+        except OSError as error:
+            log.error("the term could not be killed", error=str(error))
 
     async def end(self, token: int | None, *, by: float) -> tuple[int, ...]:
         """Kill until nothing is left, bar the term and remove its cgroup. What has SIGKILL pending at `by` is frozen

@@ -11,7 +11,8 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from supervisor import mutex, proc
 from supervisor.cgroup import Group, mount_point
@@ -30,40 +31,57 @@ class FolderError(Exception):
 class RunFolder:
     """Made by `open`; holds the flock until the process ends."""
 
-    def __init__(self, config: Config, lock: int, cgroup: str | None) -> None:
-        self._config, self._lock = config, lock
+    def __init__(self, config: Config, locks: list[int], cgroup: str | None) -> None:
+        self._config, self._locks = config, locks
         self._run = config.paths.run
         self.cgroup = cgroup
         """The fenced parent, below the cgroup2 mount; None: weak containment."""
         self.boot_id = proc.boot_id()
         self.run_id = self._read_run_id()
+        self.earlier_cgroup = self._read_parent()
+        """Another fenced parent that an earlier run of this boot had; None: none, or the same."""
         self._stay_out_until, self._stay_out_because = self._read_stay_out()
 
     @classmethod
     def open(cls, config: Config) -> "RunFolder":
-        """Make the folders, take the lock, publish the lock files. Raises FolderError."""
+        """Make the folders, lock what is this node's alone, publish the lock files. Raises FolderError."""
         paths = config.paths
+        locks: list[int] = []
         try:
             for path, mode in ((paths.run, 0o755), (paths.state, 0o700), (paths.log, 0o755)):
                 path.mkdir(mode=mode, parents=True, exist_ok=True)
-            lock = os.open(paths.run / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            locks.append(_lock(paths.run / "supervisor.lock", f"the run folder {paths.run}", "paths.run"))
+            locks.append(_lock(paths.state / "supervisor.lock", f"the state folder {paths.state}", "paths.state"))
+            cgroup = writable_cgroup(config.cgroup)
+            if cgroup is not None:
+                locks.append(_lock_cgroup(cgroup))
+            folder = cls(config, locks, cgroup)
+            folder._publish_locks()
         except OSError as error:
+            for lock in locks:
+                os.close(lock)
             raise FolderError(f"{error}: make the folders writable, or name others in `paths`") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            raise FolderError(
-                f"another supervisor runs with the run folder {paths.run}: stop it, or give this node a `paths.run` of "
-                "its own"
-            ) from error
-        folder = cls(config, lock, writable_cgroup(config.cgroup))
-        folder._publish_locks()
+        except FolderError:
+            for lock in locks:
+                os.close(lock)
+            raise
         return folder
 
     def close(self) -> None:
         """Let the next supervisor in."""
-        os.close(self._lock)
+        for lock in self._locks:
+            os.close(lock)
+
+    @property
+    def home(self) -> str:
+        """Where terms of this node run: by it the journal's rows are known to be about these processes."""
+        return f"{self._config.cluster} {self._config.node} {self._run} {self.cgroup}"
+
+    def note_parent(self) -> None:
+        """Everything of an earlier run has ended: from here on ours is the fenced parent."""
+        with contextlib.suppress(OSError):  # then an edit of `cgroup` goes unnoticed, until the disk has room
+            self._write("parent.json", {"boot_id": self.boot_id, "cgroup": self.cgroup})
+        self.earlier_cgroup = None
 
     def stay_out(self, until: float, because: str) -> None:
         """No claim before `until` (boot-time seconds); kept over a restart of the supervisor."""
@@ -97,8 +115,16 @@ class RunFolder:
             if found["boot_id"] == self.boot_id:
                 return str(found["run_id"])
         run_id = uuid.uuid4().hex
-        self._write("run-id", {"boot_id": self.boot_id, "run_id": run_id})
+        with contextlib.suppress(OSError):  # unknown after a restart, which then waits a TTL for its name (rule 17)
+            self._write("run-id", {"boot_id": self.boot_id, "run_id": run_id})
         return run_id
+
+    def _read_parent(self) -> str | None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(read_at_most(self._run / "parent.json", LARGEST))
+            if found["boot_id"] == self.boot_id and found["cgroup"] not in (None, self.cgroup):
+                return str(found["cgroup"])
+        return None
 
     def _read_stay_out(self) -> tuple[float, str]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -109,6 +135,39 @@ class RunFolder:
 
     def _write(self, name: str, value: object) -> None:
         write_atomically(self._run / name, json.dumps(value).encode())
+
+
+def _lock(path: Path, what: str, key: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Held until this process ends. Raises FolderError if another supervisor has it, OSError."""
+    lock = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise FolderError(
+            f"another supervisor runs with {what}: stop it, or give this node a `{key}` of its own"
+        ) from error
+    return lock
+
+
+def _lock_cgroup(path: str) -> int:
+    """cgroup.events carries the supervisor's lock; the folder itself carries the keeper's."""
+    events = Path(f"{mount_point()}{path}/cgroup.events")
+    return _lock(events, f"the cgroup {path}", "cgroup", os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def nobody_else_in(cgroup: str) -> Iterator[bool]:
+    """True, while it lasts, if no other supervisor or keeper has this fenced parent."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.callback(os.close, _lock_cgroup(cgroup))
+            keeper = stack.enter_context(contextlib.closing(Group.open(cgroup)))
+            fcntl.flock(keeper.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (OSError, FolderError):
+            yield False
+            return
+        yield True
 
 
 def writable_cgroup(path: str) -> str | None:

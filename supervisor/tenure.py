@@ -124,23 +124,45 @@ class Tenure:
         """Services, then the term's cgroup, then the lock files. Returns when nothing of the term can run any more, and
         keeps at it until then. `kill_at` and `switch_at` (when the keeper ends everything by itself) are boot-time
         seconds; `kill_at` None: no authority is at stake."""
-        graceful = kill_at is None or kill_at > self._clock.now()
-        await self._services.stop_all(by=NEVER if kill_at is None else kill_at, graceful=graceful)
-        now = self._clock.now()
-        outcome = await self._end_term(term.token, now + KILL if kill_at is None else min(now + KILL, switch_at))
+        if kill_at is None:
+            await self._services.stop_all(by=NEVER, graceful=True)
+            outcome = await self._end_term(term.token, self._clock.now() + KILL, CALL)
+        else:
+            outcome = await self._fence(term.token, kill_at, switch_at)
         if not outcome.unkillable:
             await self._remove_locks()
         return outcome
 
-    async def _end_term(self, token: int, by: float) -> Outcome:
-        """By the keeper; without one, by ourselves."""
+    async def _fence(self, token: int, kill_at: float, switch_at: float) -> Outcome:
+        """On our own schedule, whatever the keeper does: at `kill_at` the term's cgroup is killed by ourselves, and the
+        keeper is waited for no longer than the switch allows (rule 16)."""
+        now = self._clock.now()
+        stopping = asyncio.create_task(self._services.stop_all(by=kill_at, graceful=kill_at > now))
         try:
-            answer = await self._keeper.call("end", deadline=by + CALL, token=token, by_ns=int(by * 1e9))
-            return Outcome(tuple(answer["unkillable"]), proven=True)
+            await asyncio.wait({stopping}, timeout=max(0.0, kill_at - now))
+            self._remains.strike(token)
+            now = self._clock.now()
+            by = max(now, min(now + KILL, switch_at))
+            return await self._end_term(token, by, min(CALL, (by - now) / 2))
+        finally:
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+
+    async def _end_term(self, token: int, by: float, patience: float) -> Outcome:
+        """By the keeper, if it answers within `patience` seconds; without it, by ourselves. What SIGKILL has not ended
+        at `by` is named."""
+        now = self._clock.now()
+        tell_by = min(by, now + 0.8 * patience)  # what it cannot end it names before we stop waiting
+        try:
+            answer = await self._keeper.call("end", deadline=now + patience, token=token, by_ns=int(tell_by * 1e9))
+            if answer["clean"]:
+                return Outcome((), proven=True)
         except (KeeperGone, KeeperRefused, TimeoutError) as error:
             self._note(f"the keeper did not end the term ({error}); ending it without")
-            left = await self._remains.end(token, by=max(by, self._clock.now() + KILL))
+            left = await self._remains.end(token, by=by)
             return Outcome(left, proven=not self._remains.weak)
+        left = await self._remains.end(token, by=by) if not self._remains.weak else tuple(answer["unkillable"])
+        return Outcome(left, proven=True)
 
     async def _remove_locks(self) -> None:
         await asyncio.to_thread(_remove, await self._lock_watch.end())

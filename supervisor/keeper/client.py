@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from typing import Any
 from supervisor.keeper.protocol import CONTROL_SOCKET, MAX_PACKET
 
 _LOG = "keeper.log"
+_FILES_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""As this process was started with: the supervisor raises its own, services must not inherit that (select(2))."""
 _PROGRAM = Path(__file__).with_name("__main__.py")
 
 
@@ -150,6 +153,7 @@ async def spawn(run: Path, cgroup: str | None, group: str | None, *, deadline: f
             stderr=log,
             start_new_session=True,
             env=_environment(),
+            preexec_fn=_restore_files_limit,
         )
     finally:
         os.close(log)
@@ -171,6 +175,10 @@ def _fields(answer: dict[str, Any]) -> dict[str, Any]:
     if answer.get("ok") is True:
         return fields
     raise KeeperRefused(str(answer.get("error", "?")), fields)
+
+
+def _restore_files_limit() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, _FILES_LIMIT)
 
 
 def _environment() -> dict[str, str]:

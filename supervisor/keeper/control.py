@@ -106,6 +106,7 @@ class Control:
             version=VERSION,
             pid=os.getpid(),
             containment=keeper.places.kind,
+            parent=keeper.places.parent,
             armed=shown,
             ending=armed is not None and armed.ending,
             over=keeper.ledger.over,

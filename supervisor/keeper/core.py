@@ -64,6 +64,8 @@ class Keeper:
         self._timer = kernel.boot_timer()
         loop.add(self._timer, self._timer_rang)
         self.stopped = False
+        self.home: tuple[str, int, int] | None = None
+        """Path, device and inode of our control socket: by it a supervisor finds us."""
 
     def _event(self, name: str, **fields: Any) -> None:
         self.tell(name, **fields)
@@ -198,6 +200,9 @@ class Keeper:
     def _sweep(self) -> None:
         self._swept_ns = kernel.boot_ns()
         self.jobs.drop_idle()
+        if self.ledger.term is None and not self.leftover and not self._at_home():
+            log("our socket is gone or replaced, so nobody can find us; nothing runs: leaving")
+            self.stopped = True
         for place in list(self.leftover):
             if place.populated():
                 continue
@@ -216,6 +221,16 @@ class Keeper:
             self.ledger = self.ledger._replace(over=max(found))
             self._remember()
         self._stale = self.places.sweep(keep) if found else []
+
+    def _at_home(self) -> bool:
+        if self.home is None:
+            return True
+        path, device, inode = self.home
+        try:
+            found = os.stat(path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (device, inode)
 
     def left_over(self) -> list[int]:
         """Tokens of terms that are over although something of them lives."""

@@ -85,7 +85,7 @@ class Jobs:
                 fd = lock.take(holder_of("job", pid, term.token))
             except Busy as busy:
                 return {"ok": False, "reason": "busy", "holder": busy.holder}
-            job = self._place(term, lock, fd, pid, pidfd, mode)
+            job = self._place(term, lock, fd, pid, pidfd)
             if job is None:
                 lock.left(fd)
                 return {"ok": False, "reason": "no-authority", "message": "the caller could not be moved"}
@@ -97,12 +97,11 @@ class Jobs:
             self._scopes[connection] = job
         return answer
 
-    def _place(self, term: TermPlace, lock: Lock, fd: int, pid: int, pidfd: int, mode: str) -> Job | None:
-        if mode == "scope":  # a process that takes a second lock stays where it stands
-            for job in self.all:
-                if job.pid == pid and job.box.holds(pid) and not proc.pidfd_exited(pidfd):
-                    self.all.append(known := Job(pid, job.service, job.box, lock, fd))
-                    return known
+    def _place(self, term: TermPlace, lock: Lock, fd: int, pid: int, pidfd: int) -> Job | None:
+        for job in self.all:  # who stands in a job's box stays: moved out, it would take the box's lock out of sight
+            if job.box.holds(pid) and not proc.pidfd_exited(pidfd):
+                self.all.append(known := Job(pid, job.service, job.box, lock, fd))
+                return known
         try:
             placed = term.job(pid, pidfd)
         except OSError as error:
@@ -131,6 +130,8 @@ class Jobs:
             return {"ok": False, "reason": "not-entered"}
         self._free(job)
         self._scopes[connection] = None
+        if any(other is not job and other.box is job.box for other in self.all):
+            self.all.remove(job)  # one is enough to remember the box by
         return {"ok": True}
 
     def _stirred(self, events: int) -> None:

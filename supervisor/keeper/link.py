@@ -73,9 +73,17 @@ class KeeperLink:
         return await self._client.call(op, deadline=deadline, fds=fds, **fields)
 
     async def look(self, *, deadline: float) -> None:
-        """Bring `hello` up to date; a keeper that does not answer leaves it as it is."""
-        with contextlib.suppress(KeeperGone, KeeperRefused):
-            self.hello = await self.call("hello", deadline=deadline)
+        """Bring `hello` up to date. A keeper that is silent until `deadline` counts as gone: it could not end anything
+        at its deadline either (rule 16)."""
+        client = self._client
+        if client is None:
+            return
+        try:
+            self.hello = await client.call("hello", deadline=deadline)
+        except KeeperRefused:
+            return
+        except KeeperGone:
+            await client.close()
 
     async def leave(self, *, deadline: float) -> None:
         """Tell the keeper to go, and let go of it. One that has a term stays, and ends it at its deadline."""

@@ -7,6 +7,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from supervisor.keeper.kernel import boot_ns
+
 Handler = Callable[[int], None]
 """Called with the epoll events of its fd. May be called without cause: fds are reused within one round."""
 
@@ -46,9 +48,24 @@ def guard(action: Callable[..., object], *args: object) -> bool:
     try:
         action(*args)
     except Exception:  # noqa: BLE001 - the keeper must outlive every surprise
-        log(traceback.format_exc())
+        _log_once(traceback.format_exc())
         return False
     return True
+
+
+_SAME_AGAIN_NS = 60 * 10**9
+_said: dict[str, int] = {}
+
+
+def _log_once(text: str) -> None:
+    """What fails in every turn is said once a minute: the log lies in the run folder, which is memory."""
+    now = boot_ns()
+    if now - _said.get(text, -_SAME_AGAIN_NS) < _SAME_AGAIN_NS:
+        return
+    if len(_said) > 100:
+        _said.clear()
+    _said[text] = now
+    log(text)
 
 
 def log(text: str) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 
 from supervisor.cgroup import Group
+from supervisor.flock import flock_pid
 from supervisor.keeper import kernel, term
 from supervisor.keeper.control import Control
 from supervisor.keeper.core import Keeper
@@ -87,6 +88,8 @@ def _set_up(options: dict[str, str]) -> tuple[Keeper, Loop]:
     _watch_signals(keeper, loop)
     keeper.start_up()
     control = listen(f"{run}/{CONTROL_SOCKET}", 0o600, None)
+    found = os.stat(f"{run}/{CONTROL_SOCKET}")
+    keeper.home = (f"{run}/{CONTROL_SOCKET}", found.st_dev, found.st_ino)
     jobs = listen(f"{run}/{JOB_SOCKET}", 0o660, gid)
     loop.add(jobs.fileno(), lambda _: keeper.jobs.accept(jobs, lambda c, p: _job_request(keeper, c, p)))
     gc.collect()
@@ -103,7 +106,9 @@ def _places(options: dict[str, str]) -> Places:
     try:
         fcntl.flock(parent.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise OSError(f"cgroup {parent.path}: another keeper has it") from None
+        found = os.fstat(parent.fd)
+        pid = flock_pid(found.st_dev, found.st_ino)
+        raise OSError(f"cgroup {parent.path}: another keeper has it, pid {pid or 'unknown'}") from None
     return CgroupPlaces(parent)
 
 

@@ -18,6 +18,8 @@ from supervisor.cgroup import Group
 from supervisor.keeper.spawn import birth_works
 
 _PREFIX = "term-"
+_MAX_DEPTH = 32
+"""Groups below one another in a term: more than any container runtime needs, and quick to remove."""
 _PROBE = "probe"
 JOBS = "jobs"
 """The folder of jobs from elsewhere: no service can have this name."""
@@ -83,6 +85,8 @@ class Places(Protocol):
     """The node's containment."""
 
     kind: str
+    parent: str | None
+    """The fenced parent, below the cgroup2 mount."""
 
     def open_term(self, token: int) -> TermPlace:
         """Let processes in again, and make the term's place. Raises OSError."""
@@ -162,6 +166,7 @@ class CgroupTerm:
         self._direct = _birth_works(parent)
         self._name = f"{_PREFIX}{token}"
         self._group = parent.make(self._name)
+        self._group.set_max_depth(_MAX_DEPTH)
         self._jobs = self._group.make(JOBS)
         self._boxes: dict[str, CgroupBox] = {}
         self._job_count = 0
@@ -242,6 +247,7 @@ class CgroupPlaces:
 
     def __init__(self, parent: Group) -> None:
         self._parent = parent
+        self.parent: str | None = parent.path
 
     def open_term(self, token: int) -> CgroupTerm:
         """Lift the 0 of cgroup.max.descendants and make the term's cgroup."""

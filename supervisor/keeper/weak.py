@@ -159,6 +159,7 @@ class WeakPlaces:
     """The keeper's own process tree."""
 
     kind = "process-group"
+    parent: str | None = None
 
     def open_term(self, token: int) -> WeakTerm:
         """A term; nothing has to be made."""

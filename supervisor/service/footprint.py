@@ -1,10 +1,14 @@
 """The processes of one started service: its cgroup, or, in weak containment, its session and what descends from it."""
 
 import contextlib
+import errno
 import os
 
 from supervisor import proc
 from supervisor.cgroup import Group
+
+REMOVED = (errno.ENOENT, errno.ENODEV)
+"""What a removed cgroup answers. Any other error says nothing about the processes, and is raised."""
 
 
 class Footprint:
@@ -28,8 +32,10 @@ class Footprint:
             return []
         try:
             return [pid for pid in self._group.procs_below() if pid > 0]
-        except OSError:  # removed meanwhile
-            return []
+        except OSError as error:
+            if error.errno in REMOVED:
+                return []
+            raise
 
     def empty(self) -> bool:
         """True when no live process is left. A removed cgroup is empty for ever."""
@@ -43,14 +49,14 @@ class Footprint:
             return False
         try:
             fd = os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._group.fd)
-        except OSError:
-            return False
-        try:
-            return b"frozen 1" in os.read(fd, 4096)
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
+            try:
+                return b"frozen 1" in os.read(fd, 4096)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno in REMOVED:
+                return False
+            raise
 
     def kill(self) -> None:
         """SIGKILL to all of it, without the keeper's help: for the day when the keeper does not answer."""

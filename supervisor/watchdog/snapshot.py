@@ -73,8 +73,13 @@ class ServiceSeen:
 
 
 def look(targets: Iterable[Target]) -> list[ServiceSeen]:
-    """Blocks; for a thread. `job_mutex` is False here: only the loop knows the keeper's events."""
-    return [_service(target) for target in targets]
+    """Blocks; for a thread. A service that could not be read (no file descriptor left, say) is left out: nothing is
+    concluded about it. `job_mutex` is False here: only the loop knows the keeper's events."""
+    seen = []
+    for target in targets:
+        with contextlib.suppress(OSError):
+            seen.append(_service(target))
+    return seen
 
 
 def _service(target: Target) -> ServiceSeen:

@@ -137,17 +137,9 @@ class NodeBed:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGKILL)
             self.process.wait()
-        self._end_keeper()
+        cleanup.kill_all(self.folder)  # a keeper that is just being spawned, too
         with contextlib.suppress(FileNotFoundError):
             cleanup.remove_group(f"{self.cgroup}/{self.name}")
-
-    def _end_keeper(self) -> None:
-        """Only a process that was started for our run folder."""
-        with contextlib.suppress(OSError, ValueError):
-            pid = int((self.run / "keeper.pid").read_text())
-            found = proc.stat(pid)
-            if found is not None and str(self.run).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                proc.kill(pid, found.start_ticks)
 
 
 Make = Callable[..., NodeBed]

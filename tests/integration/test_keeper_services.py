@@ -33,7 +33,9 @@ async def test_a_service_starts_clean_in_a_leaf_of_its_own(keeper: Bed) -> None:
     lines = (keeper.run / "s.log").read_text().split("\n")
     assert lines[0] == "4"  # 0, 1, 2 and the folder that ls reads
     assert lines[1] == f"0::{keeper.cgroup}/term-1/s/main"
-    assert [int(line.split()[1], 16) for line in lines[2:4]] == [0, 0]
+    # make(1) starts its recipes with glibc's own signals 32 and 33 ignored; nobody but glibc may touch those.
+    glibc = 1 << 31 | 1 << 32
+    assert [int(line.split()[1], 16) & ~glibc for line in lines[2:4]] == [0, 0]
     assert (keeper.run / "s.log").stat().st_mode & 0o777 == 0o640
 
 

@@ -1,0 +1,76 @@
+"""What an earlier run of this node left: a restarted supervisor ends all of it before it does anything else.
+
+What stands in a cgroup is an earlier run's only if no other keeper has that cgroup: without a keeper of our own nothing
+there is touched, and nothing of this boot counts as gone.
+"""
+
+from collections.abc import Callable
+
+from election.clock import Clock
+from election.timing import LIFE
+from supervisor.keeper.client import KeeperGone, KeeperRefused
+from supervisor.keeper.link import KeeperLink
+from supervisor.remains import Remains
+from supervisor.run_folder import RunFolder, nobody_else_in
+
+CLEAN_UP = 10.0
+"""Seconds given to the processes of an earlier run before those with SIGKILL pending are frozen and named."""
+SPAWN = 5.0
+"""Seconds for a keeper to start and answer; it takes about 50 ms."""
+
+
+async def end_earlier_run(
+    folder: RunFolder, keeper: KeeperLink, remains: Remains, clock: Clock, note: Callable[[str], None]
+) -> tuple[list[int], bool]:
+    """Processes that SIGKILL has not ended, and whether it is proven that nothing else of this boot is left."""
+    left, ended = await _by_its_keeper(keeper, clock, note)
+    if keeper.connected and keeper.hello.get("parent") != folder.cgroup:
+        note("the keeper of an earlier run has another cgroup: it is replaced")
+        await keeper.leave(deadline=clock.now() + LIFE)
+        await _ensure(keeper, clock, note)
+    left += await _in_earlier_cgroup(folder, remains, clock, note)
+    if keeper.connected and not ended:
+        left += await remains.end(None, by=clock.now() + CLEAN_UP)
+    gone = ended or (keeper.connected and not remains.weak)
+    if gone and not left:
+        folder.note_parent()
+    return left, gone
+
+
+async def _by_its_keeper(keeper: KeeperLink, clock: Clock, note: Callable[[str], None]) -> tuple[list[int], bool]:
+    """By the keeper that started it. True: it knew of everything, and nothing is left but what it names."""
+    if not keeper.connected or not keeper.found:
+        return [], False
+    armed = keeper.hello.get("armed")
+    if armed is None:
+        return [], True
+    note(f"ending term {armed['token']} of an earlier run")
+    by = clock.now() + CLEAN_UP
+    try:
+        answer = await keeper.call("end", deadline=by + LIFE, token=armed["token"], by_ns=int(by * 1e9))
+    except (KeeperGone, KeeperRefused) as error:
+        note(f"the keeper did not end it: {error}")
+        return [], False
+    return list(answer["unkillable"]), True
+
+
+async def _in_earlier_cgroup(
+    folder: RunFolder, remains: Remains, clock: Clock, note: Callable[[str], None]
+) -> list[int]:
+    """`cgroup` was changed since the last run, which may have left something in the old one."""
+    cgroup = folder.earlier_cgroup
+    if cgroup is None:
+        return []
+    with nobody_else_in(cgroup) as free:
+        if not free:
+            note(f"the cgroup {cgroup} of an earlier run is left alone: another supervisor or keeper has it")
+            return []
+        note(f"ending what an earlier run left in the cgroup {cgroup}")
+        return list(await remains.below(cgroup).end(None, by=clock.now() + CLEAN_UP))
+
+
+async def _ensure(keeper: KeeperLink, clock: Clock, note: Callable[[str], None]) -> None:
+    try:
+        await keeper.ensure(deadline=clock.now() + SPAWN)
+    except (KeeperGone, KeeperRefused, OSError) as error:
+        note(f"no keeper: {error}")
