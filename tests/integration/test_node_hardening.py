@@ -202,7 +202,7 @@ def test_a_port_that_is_taken_is_told_and_nothing_is_started(make_node: Make) ->
 
 
 def test_an_orderly_stop_keeps_nobody_out_and_says_why_it_ended(make_node: Make) -> None:
-    """The refresh that says "standing-down" may be answered when the term has ended: there is no deadline to move then."""
+    """The refresh that says "standing-down" may be answered after the end: there is no deadline to move then."""
     with EtcdCluster(1) as etcd:
         node = make_node(store="etcd", etcd={"endpoints": etcd.endpoints})
         node.add_service("one", *SLEEPER)
