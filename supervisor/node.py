@@ -165,7 +165,7 @@ class Node:
     async def _be_member(self) -> None:
         await self._membership.register()
         self._registered = True
-        self.note("registered as a member")
+        self.note(f"registered as a member; where no term has ended in good order a claim waits {self.timing.ttl} s")
         await self._membership.run()
 
     async def _clean_up(self) -> None:

@@ -109,7 +109,7 @@ class Watch:
         if self._transport.closed:
             return
         endpoint = self._transport.endpoints[self._index]
-        log.info("watch moves on", prefix=self._prefix, endpoint=endpoint, cause=str(error), pause=self._pause)
+        log.debug("watch moves on", prefix=self._prefix, endpoint=endpoint, cause=str(error), pause=self._pause)
         self._gap = True
         self._index = self._transport.after(self._index)
         await asyncio.sleep(self._pause)

@@ -81,7 +81,9 @@ def demo(
     fault: Annotated[
         str, typer.Option(metavar="NAME", help="What to break; a wrong name lists them all.")
     ] = "kill-node",
-    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, as in 40s or 2m.")] = "40s",
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long from the first leader on, as in 40s or 2m.")
+    ] = "40s",
     ttl: Annotated[int, typer.Option(metavar="SECONDS", help="The lease; 90 for the real thing.")] = 9,
     output: Annotated[
         TextFormat, typer.Option("--format", help="json: the last line is the result.")

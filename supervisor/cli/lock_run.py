@@ -79,8 +79,22 @@ def _parse(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     return options, rest
 
 
+def _unknown(run: str, gpu: int) -> bool:
+    """There is a list of this node's GPUs, and this one is not in it."""
+    locks = _listed(run)
+    return locks is not None and str(gpu) not in locks
+
+
 def _configured(run: str, path: str) -> int | None:
     """The GPU whose lock file this is, by the run folder's list, whatever name or link leads to it."""
+    for gpu, entry in (_listed(run) or {}).items():
+        if _same(path, entry["path"]):
+            return int(gpu)
+    return None
+
+
+def _listed(run: str) -> dict[str, dict[str, str]] | None:
+    """The run folder's list of GPUs and lock files; None: there is none, or it cannot be read."""
     from supervisor.keeper.protocol import LOCKS_FILE
 
     try:
@@ -91,12 +105,10 @@ def _configured(run: str, path: str) -> int | None:
     import json
 
     try:
-        for gpu, entry in json.loads(content).items():
-            if _same(path, entry["path"]):
-                return int(gpu)
+        return {gpu: {"path": entry["path"]} for gpu, entry in json.loads(content).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         print(f"gpuward lock run: {run}/{LOCKS_FILE} cannot be read: {error!r}", file=sys.stderr)
-    return None
+        return None
 
 
 def _same(path: str, other: str) -> bool:
@@ -136,6 +148,8 @@ def _run_by_gpu(run: str, gpu: int, command: list[str]) -> int:
     try:
         entry = enter(run, gpu, "exec", os.path.basename(command[0]))
     except Denied as denied:
+        if denied.reason == "no-authority" and _unknown(run, gpu):
+            denied = Denied("no-such-gpu", f"GPU {gpu} is not configured on this node", None)
         answer = {"reason": denied.reason, "gpu": gpu, "holder": denied.holder, "message": str(denied)}
         code = _denied(answer)
         return code if denied.reason in ("busy", "no-authority") else _USAGE_ERROR

@@ -117,12 +117,13 @@ def _about_node(answer: Answer) -> list[Text]:
 
 
 def _gpu_table(gpus: list[Answer]) -> Table:
-    table = Table("gpu", "state", "lock held by", "pid", "since", "lock file", box=box.SIMPLE)
+    table = Table("gpu", "state", "lock held by", "pid", "for", "lock file", box=box.SIMPLE)
     for gpu in gpus:
         lock = gpu.get("lock") or {}
         holder = lock.get("holder") or {}
         held_by = plain(holder.get("service")) if holder else "free"
-        cells = [gpu.get("index"), gpu.get("state"), held_by, holder.get("pid"), holder.get("since"), lock.get("path")]
+        held_for = span(holder.get("held_s")) if holder else ""
+        cells = [gpu.get("index"), gpu.get("state"), held_by, holder.get("pid"), held_for, lock.get("path")]
         table.add_row(*(Text(plain(cell)) for cell in cells))
     return table
 

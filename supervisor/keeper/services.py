@@ -157,7 +157,9 @@ class Services:
         stage, code = failure
         del self.all[service.name]
         self._abandon(service, taken)
-        reply("exec", f"{service.name}: {stage}: {os.strerror(code)}", stage=stage, errno=code)
+        reply(
+            "exec", os.strerror(code) if stage == "exec" else f"{stage}: {os.strerror(code)}", stage=stage, errno=code
+        )
 
     def _abandon(self, service: Service, taken: bool) -> None:
         """A start that came to nothing: the lock goes back if it was taken for it."""

@@ -51,7 +51,7 @@ def admit(ledger: Ledger, token: int | None, now_ns: int) -> Refusal | None:
     if token is not None and token <= ledger.over:
         return Refusal("over", f"token {token} is over, and so is every one up to {ledger.over}")
     if term is None:
-        return Refusal("no-term", "no term is armed")
+        return Refusal("no-term", "this node does not lead: no term is armed")
     if token is not None and token != term.token:
         return Refusal("no-term", f"term {term.token} is armed, not {token}")
     if term.ending:

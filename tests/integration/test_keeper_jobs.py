@@ -281,6 +281,47 @@ async def test_a_job_in_weak_containment_ends_with_the_term_too(weak_keeper: Bed
     await _finish(job)
 
 
+async def test_a_job_that_takes_a_second_gpus_lock_keeps_the_first_until_it_has_ended(any_keeper: Bed) -> None:
+    """Moved out of its box by the second taking, it took the first lock out of the keeper's sight."""
+    await any_keeper.arm(1)
+    for gpu in (0, 1):
+        await any_keeper.give_lock(1, gpu)
+    file = any_keeper.run / "job"
+    script = (
+        "import os, signal; os.closerange(3, 256)\n"
+        f"with open({str(file)!r}, 'w') as f: print(os.getpid(), file=f)\n"
+        "signal.pause()"
+    )
+    inner = _command(any_keeper, "--gpu", "1", "--", sys.executable, "-c", script)
+    job = await _begin(any_keeper, "--gpu", "0", "--", *inner)
+    await pid_from(file)
+    for index in ("0", "1"):
+        assert (await _lock_run(any_keeper, "--gpu", index, "--", "true")).code == 75
+    await _finish(job)
+    for gpu in (0, 1):
+        await any_keeper.event("lock-free", gpu=gpu)
+
+
+async def test_taking_a_lock_again_and_again_does_not_grow_the_keeper(keeper: Bed) -> None:
+    """Its memory is locked, and limited."""
+    await keeper.arm(1)
+    await keeper.give_lock(1)
+    code = (
+        "import sys; from supervisor.mutex import gpu_lock\n"
+        "for n in range(int(sys.argv[1])):\n    with gpu_lock(0, run=sys.argv[2]): pass"
+    )
+
+    async def take(times: int) -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, str(times), str(keeper.run), cwd=_ROOT
+        )
+        assert await process.wait() == 0
+        return int((await keeper.call("hello"))["rss_bytes"])
+
+    before = await take(200)
+    assert await take(3000) - before < 150_000  # 105 bytes for each taking would be twice that
+
+
 async def test_a_held_lock_is_not_exchanged_for_another_inode(keeper: Bed) -> None:
     await keeper.arm(1)
     await keeper.give_lock(1)

@@ -216,6 +216,15 @@ def test_an_orderly_stop_keeps_nobody_out_and_says_why_it_ended(make_node: Make)
         assert '"kind": "fenced"' not in node.output()
 
 
+def test_a_gpu_that_is_not_configured_is_a_usage_error_whoever_leads(make_node: Make) -> None:
+    """A caller that tries again on 75 would go on for ever on a misspelt index."""
+    node = make_node()
+    node.start().until(node.status)
+    refused = _lock_run(node, "--gpu", "7", "--", "true")
+    assert b"no-such-gpu" in refused.communicate()[1]
+    assert refused.returncode == 64
+
+
 def test_groups_as_deep_as_a_term_allows_are_removed(own_cgroup: str) -> None:
     group = Group.open(own_cgroup, make=True)
     try:

@@ -37,7 +37,7 @@ LEADING: dict[str, Any] = {
             "state": "healthy",
             "lock": {
                 "path": "/run/gpu-0.lock",
-                "holder": {"service": "trainer", "pid": 4242, "since": "s", "token": 7},
+                "holder": {"service": "trainer", "pid": 4242, "since": 1.0, "token": 7, "held_s": 8.0},
             },
         }
     ],
@@ -101,7 +101,7 @@ def test_the_node_its_gpus_and_services_are_shown() -> None:
     assert "this node gpu1: leader (active): holds the lease" in output
     assert "keeper pid 41, containment cgroup" in output
     rows = [line.split() for line in output.splitlines()]
-    assert ["0", "healthy", "trainer", "4242", "s", "/run/gpu-0.lock"] in rows
+    assert ["0", "healthy", "trainer", "4242", "8", "s", "/run/gpu-0.lock"] in rows
     assert ["trainer", "running", "1", "h", "2", "min", "4242", "1", "0", "ready"] in rows
     assert "next in 28 s" in output
     assert "a corrupt record" in output
