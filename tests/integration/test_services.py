@@ -103,7 +103,7 @@ async def test_a_program_that_does_not_exist_fails_only_itself(any_keeper: Bed) 
     async with node_on(any_keeper, missing=spec("/no/such/program"), well=shell(SLEEP)) as node:
         await node.launch()
         row = await node.state("missing", State.BACKOFF)
-        assert "exec" in row["why"]
+        assert "No such file" in row["why"]
         await node.state("well", State.RUNNING)
 
 
