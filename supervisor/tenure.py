@@ -26,6 +26,8 @@ CALL = 2.0
 """Seconds for a call of the keeper that does not wait for processes to end."""
 KILL = 5.0
 """Seconds from SIGKILL to empty where no authority is at stake (docs/services.md)."""
+SETTLE = 0.2
+"""Seconds for the services to take note that their term is over, so that the next one finds them ready."""
 NEVER = float("inf")
 
 
@@ -127,6 +129,8 @@ class Tenure:
         if kill_at is None:
             await self._services.stop_all(by=NEVER, graceful=True)
             outcome = await self._end_term(term.token, self._clock.now() + KILL, CALL)
+            if not outcome.unkillable:
+                self._services.term_over()
         else:
             outcome = await self._fence(term.token, kill_at, switch_at)
         if not outcome.unkillable:
@@ -143,7 +147,11 @@ class Tenure:
             self._remains.strike(token)
             now = self._clock.now()
             by = max(now, min(now + KILL, switch_at))
-            return await self._end_term(token, by, min(CALL, (by - now) / 2))
+            outcome = await self._end_term(token, by, min(CALL, (by - now) / 2))
+            if not outcome.unkillable:
+                self._services.term_over()
+                await asyncio.wait({stopping}, timeout=SETTLE)
+            return outcome
         finally:
             stopping.cancel()
             await asyncio.gather(stopping, return_exceptions=True)

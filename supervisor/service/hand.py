@@ -158,7 +158,9 @@ class Hand:
         try:
             deadline = self._shared.clock.now() + CALL_LIMIT
             await self._shared.keeper.call(op, deadline=deadline, service=self._name, **fields)
-        except KeeperRefused:
+        except KeeperRefused as refusal:
+            if refusal.error == "no-such-service":  # its term has ended: the keeper will say no more about it
+                self._keeper_lost = True
             return False
         except KeeperGone as error:
             self._keeper_lost = True

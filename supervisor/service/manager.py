@@ -113,6 +113,11 @@ class Services:
             patience = min(max(by if graceful else now, now), now + longest) + AFTER_KILL
             await asyncio.wait(tasks, timeout=patience - now)
 
+    def term_over(self) -> None:
+        """The term has ended and nothing of it is left: the keeper has forgotten its services, and says nothing more."""
+        for runner in self.runners.values():
+            runner.post(Emptied())
+
     async def fence_now(self) -> None:
         """SIGKILL to all, with no grace."""
         await self.stop_all(by=self.clock.now(), graceful=False)

@@ -139,6 +139,7 @@ def test_a_stopped_supervisor_loses_its_services_at_the_switch_and_stays_down_wh
     assert not node.service_pids()
     assert not node.leads()
     assert standby.leads()
+    node.until(lambda: (found := node.status()) and {row["state"] for row in found["services"]} == {"stopped"})
     assert first["term"]["token"] < standby.until_leading()["term"]["token"]
 
 

@@ -226,6 +226,22 @@ def test_a_gpu_that_is_not_configured_is_a_usage_error_whoever_leads(make_node: 
     assert refused.returncode == 64
 
 
+def test_a_term_that_is_lost_again_and_again_leaves_every_service_fit_for_the_next(
+    make_node: Make, own_etcd: EtcdCluster
+) -> None:
+    """The keeper forgets the services of a term that ends, so nobody is told that each is empty."""
+    node = make_node(store="etcd", etcd={"endpoints": own_etcd.endpoints})
+    for name in ("one", "two", "three", "four"):
+        node.add_service(name, *SLEEPER)
+    tokens = [node.start().until_leading()["term"]["token"]]
+    for _ in range(8):
+        own_etcd.etcdctl("del", "/gpuward/test/leader")
+        found = node.until(lambda: s if (s := node.until_leading())["term"]["token"] > tokens[-1] else None)
+        tokens.append(found["term"]["token"])
+        assert not found["unfit_because"]
+    assert "quarantined" not in node.output()
+
+
 def test_groups_as_deep_as_a_term_allows_are_removed(own_cgroup: str) -> None:
     group = Group.open(own_cgroup, make=True)
     try:
