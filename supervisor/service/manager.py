@@ -114,7 +114,7 @@ class Services:
             await asyncio.wait(tasks, timeout=patience - now)
 
     def term_over(self) -> None:
-        """The term has ended and nothing of it is left: the keeper has forgotten its services, and says nothing more."""
+        """The term has ended, with nothing left of it: the keeper has forgotten its services, and tells no more."""
         for runner in self.runners.values():
             runner.post(Emptied())
 
