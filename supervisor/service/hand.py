@@ -149,7 +149,7 @@ class Hand:
             return Ended(f"the keeper starts nothing now: {refusal}", failure=False, refused=True)
         if refusal.error == "exec":
             self.holds_lock = False  # the keeper gives the lock back with a start that came to nothing
-            return Ended(f"did not start: {self._spec.command[0]}: {refusal.fields.get('message', refusal)}")
+            return Ended(f"did not start: its command: {refusal.fields.get('message', refusal)}")
         self.uncertain = refusal.error == "running"
         return Ended(f"did not start: {refusal}")
 
