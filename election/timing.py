@@ -13,7 +13,7 @@ What this does not give: a bound for processes that survive SIGKILL, or for cloc
 `clock_error`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 CLOCK_ERROR = 0.001
 """Largest rate error of a clock, as a fraction (rule 22). NTP-disciplined clocks stay under 500 ppm (adjtimex(2))."""
@@ -87,6 +87,10 @@ class Timing:
     def available(self) -> float:
         """The earliest moment, on a perfect clock, at which another node may claim."""
         return self.ttl / (1 + self.clock_error)
+
+    def measured(self, tick: float, kill_time: float) -> "Timing":
+        """With what was measured, where that is slower (rule 22). Raises `TimingError` where it no longer adds up."""
+        return replace(self, tick=max(self.tick, tick), kill_time=max(self.kill_time, kill_time))
 
     def sum(self) -> str:
         """The inequality of rule 22 with its numbers, for people."""

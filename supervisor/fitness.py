@@ -21,6 +21,8 @@ class Condition:
     """Processes that survived SIGKILL, and are still there."""
     store_trouble: str
     """Why the store's history cannot be trusted; empty: it can."""
+    timing_trouble: str
+    """Why an end could take longer here than the TTL allows; empty: it could not."""
     stuck_services: tuple[str, ...]
     """Services that are quarantined, each with why."""
     stay_out_left: float
@@ -45,6 +47,11 @@ def unfit_because(node: Condition) -> list[str]:
         reasons.append(f"processes survived SIGKILL and may still be on the GPU: {list(node.quarantined)}")
     if node.store_trouble:
         reasons.append(node.store_trouble)
+    if node.timing_trouble:
+        reasons.append(
+            f"in the last minutes timers or kills were too slow for this TTL, {node.timing_trouble}: "
+            "relieve this machine, or set a larger `election.ttl`"
+        )
     reasons += [f"service {text}" for text in node.stuck_services]
     if node.stay_out_left > 0:
         reasons.append(f"staying out for {node.stay_out_left:.0f} s more: {node.stay_out_because}")

@@ -19,7 +19,7 @@ from election.membership import MemberRecord, Membership, NameTakenError, Role
 from election.phases import Holding, StandingBy, State
 from election.record import Keys, timestamp
 from election.store import LockStore, StoreError
-from election.timing import LIFE
+from election.timing import LIFE, TimingError
 from supervisor import proc
 from supervisor.config.schema import Config
 from supervisor.earlier import end_earlier_run
@@ -379,11 +379,20 @@ class Node:
                 gpu_trouble=self._gpu_trouble,
                 quarantined=tuple(who.pid for who in self._quarantined),
                 store_trouble=self._history_trouble(),
+                timing_trouble=self._timing_trouble(),
                 stuck_services=tuple(self.services.quarantined()),
                 stay_out_left=left,
                 stay_out_because=because,
             )
         )
+
+    def _timing_trouble(self) -> str:
+        hello = self.keeper.hello
+        try:
+            self.timing.measured(hello.get("tick_s", 0.0), hello.get("kill_s", 0.0))
+        except TimingError as error:
+            return str(error)
+        return ""
 
     def _history_trouble(self) -> str:
         phase, floor = self.elector.state.phase, self.elector.state.floor

@@ -8,7 +8,7 @@ A process is (boot id, pid, start ticks): field 22 of /proc/PID/stat counts tick
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 _PF_EXITING = 0x4  # include/linux/sched.h; `flags` is field 9 of /proc/PID/stat
@@ -179,19 +179,32 @@ def kill_pending(pid: int) -> bool:
     A fatal signal stands in SigPnd of every thread or in ShdPnd until the thread takes it (proc_pid_status(5));
     then the thread is marked as exiting, where it may still hang in a driver. A process that is gone counts too.
     """
+    return _all_threads(pid, lambda folder, found: _sigkill_pending(folder))
+
+
+def is_over(pid: int) -> bool:
+    """True when the process is gone but for what the kernel does: each thread has ended, is exiting, or hangs in D
+    state with SIGKILL pending. One that was only not scheduled since its SIGKILL is not over yet."""
+    return _all_threads(pid, lambda folder, found: found.state == "D" and _sigkill_pending(folder))
+
+
+def _all_threads(pid: int, counts: Callable[[str, Stat], bool]) -> bool:
+    """True when each thread has ended, is exiting, or `counts`."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
-        return all(_thread_is_dying(f"/proc/{pid}/task/{tid}") for tid in threads)
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            folder = f"/proc/{pid}/task/{tid}"
+            found = _stat_at(folder + "/stat")
+            ended = found is None or found.state in "ZX" or found.flags & _PF_EXITING
+            if found is not None and not ended and not counts(folder, found):
+                return False
     except (FileNotFoundError, ProcessLookupError):
         return True
     except OSError:  # not readable: not proven
         return False
+    return True
 
 
-def _thread_is_dying(folder: str) -> bool:
-    found = _stat_at(folder + "/stat")
-    if found is None or found.state in "ZX" or found.flags & _PF_EXITING:
-        return True
+def _sigkill_pending(folder: str) -> bool:
     for line in _read(folder + "/status").splitlines():
         if line.startswith((b"SigPnd:", b"ShdPnd:")) and int(line.split()[1], 16) & _SIGKILL_BIT:
             return True

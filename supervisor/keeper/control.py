@@ -114,6 +114,8 @@ class Control:
             locks=sorted(keeper.locks),
             leftover=keeper.left_over(),
             rss_bytes=kernel.rss_bytes(),
+            tick_s=self._loop.tick.value_s(kernel.boot_ns()),
+            kill_s=keeper.kill_time.value_s(kernel.boot_ns()),
             memory_locked=self._memory is None,
             memory_not_locked_because=self._memory,
         )

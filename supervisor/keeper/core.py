@@ -16,6 +16,7 @@ from supervisor.keeper import kernel, term
 from supervisor.keeper.jobs import Jobs
 from supervisor.keeper.locks import Lock
 from supervisor.keeper.loop import Loop, guard, log, rearm
+from supervisor.keeper.pace import Slowest
 from supervisor.keeper.places import Places, TermPlace
 from supervisor.keeper.services import Reply, Services
 
@@ -38,6 +39,8 @@ class _Ending:
         self.by_ns = by_ns
         self.fired = fired
         self.began_ns = kernel.boot_ns()
+        self.killed = False
+        """None of its processes can do anything any more."""
         self.waiters: list[Reply] = []
 
 
@@ -59,6 +62,8 @@ class Keeper:
         self._ending: _Ending | None = None
         self.leftover: list[TermPlace] = []
         """Terms that are over although something unkillable is left of them."""
+        self.kill_time = Slowest()
+        """From the kill of a term to the moment at which none of its processes can do anything any more."""
         self._stale: list[int] = []
         self._swept_ns = 0
         self._timer = kernel.boot_timer()
@@ -146,7 +151,9 @@ class Keeper:
 
     def _step(self, ending: _Ending, now_ns: int) -> None:
         place = ending.place
-        step = term.end_step(place is not None and place.populated(), now_ns, ending.by_ns)
+        populated = place is not None and place.populated()
+        guard(self._measure, ending, populated)
+        step = term.end_step(populated, now_ns, ending.by_ns)
         if step == "remove" and place is not None:
             self._unwatch(place)
             if not place.discard():  # something entered between the look and the removal
@@ -158,6 +165,13 @@ class Keeper:
             self._finish(ending, place, place.freeze())
         elif step == "remove":
             self._finish(ending, None, [])
+
+    def _measure(self, ending: _Ending, populated: bool) -> None:
+        if not ending.killed:
+            pids = ending.place.pids() if ending.place is not None and populated else []
+            ending.killed = all(map(proc.is_over, pids))
+            now = kernel.boot_ns()
+            self.kill_time.add(now - ending.began_ns, now)
 
     def _finish(self, ending: _Ending, left: TermPlace | None, pids: list[int]) -> None:
         over = self.ledger.term

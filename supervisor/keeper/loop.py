@@ -4,10 +4,12 @@ import contextlib
 import os
 import select
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
 from supervisor.keeper.kernel import boot_ns
+from supervisor.keeper.pace import STOPPED_NS, Slowest
 
 Handler = Callable[[int], None]
 """Called with the epoll events of its fd. May be called without cause: fds are reused within one round."""
@@ -19,6 +21,9 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
+        self.tick = Slowest()
+        """By how much a timer can have been late: how late the kernel woke us, or how long we did not look."""
+        self._woke_ns = time.monotonic_ns()
 
     def add(self, fd: int, handler: Handler, events: int = select.EPOLLIN) -> None:
         """Watch an fd."""
@@ -37,10 +42,20 @@ class Loop:
 
     def once(self, timeout_s: float) -> None:
         """One round: wait at most `timeout_s`, then call what is ready."""
-        for fd, events in self._epoll.poll(timeout_s):
+        asked = time.monotonic_ns()
+        ready = self._epoll.poll(timeout_s)
+        woke = time.monotonic_ns()
+        late = 0 if ready else woke - asked - int(timeout_s * 1e9)
+        self._measure(max(late, asked - self._woke_ns))
+        self._woke_ns = woke
+        for fd, events in ready:
             handler = self._handlers.get(fd)
             if handler is not None:
                 guard(handler, events)
+
+    def _measure(self, late_ns: int) -> None:
+        if late_ns < STOPPED_NS:
+            self.tick.add(late_ns, boot_ns())
 
 
 def guard(action: Callable[..., object], *args: object) -> bool:

@@ -68,6 +68,9 @@ class TermPlace(Protocol):
     def job(self, pid: int, pidfd: int) -> tuple[Box, str | None] | None:
         """Move a job into a box of its own: (box, the service that it belongs to). None: it is gone."""
 
+    def pids(self) -> list[int]:
+        """Its processes now."""
+
     def kill(self) -> None:
         """SIGKILL to everything of the term."""
 
@@ -213,6 +216,10 @@ class CgroupTerm:
                 home.close()
         box.discard()
 
+    def pids(self) -> list[int]:
+        """Its processes now."""
+        return sorted(set(self._group.procs_below()))
+
     def kill(self) -> None:
         """SIGKILL to everything of the term."""
         _unless_gone(self._group.kill)
@@ -224,7 +231,7 @@ class CgroupTerm:
     def freeze(self) -> list[int]:
         """cgroup.freeze = 1: a process that comes back from the kernel does nothing more."""
         _unless_gone(self._group.freeze)
-        return sorted(set(self._group.procs_below()))
+        return self.pids()
 
     def discard(self) -> bool:
         """Remove the term's cgroup, children first; False when it is not empty."""

@@ -134,6 +134,10 @@ class WeakTerm:
             found.update(job._members(table))
         return sorted(found)
 
+    def pids(self) -> list[int]:
+        """Its processes now."""
+        return [pid for pid, _ in self.members()]
+
     def kill(self) -> None:
         """SIGKILL to everything of the term, in rounds."""
         _kill_rounds(self.members)
@@ -144,7 +148,7 @@ class WeakTerm:
 
     def freeze(self) -> list[int]:
         """There is nothing to freeze with: what is left is named."""
-        return [pid for pid, _ in self.members()]
+        return self.pids()
 
     def discard(self) -> bool:
         """Forget it; False while it is populated."""

@@ -48,6 +48,26 @@ async def test_services_end_at_the_deadline_when_the_supervisor_is_killed_or_sto
         await supervisor.communicate()
 
 
+async def test_the_keeper_measures_its_kills_and_how_late_its_timers_are(any_keeper: Bed) -> None:
+    """Rule 22; being stopped for longer than 2 s is no measure of timers."""
+    await any_keeper.arm(7, 5)
+    await any_keeper.start(7, "s", "sleep", "60")
+    assert (await any_keeper.call("hello"))["kill_s"] == 0
+    await any_keeper.call("end", token=7, by_ns=int(soon(2) * 1e9))
+    assert 0 < (await any_keeper.call("hello"))["kill_s"] < 2
+    pidfd = os.pidfd_open((await any_keeper.call("hello"))["pid"])
+    try:
+        for stopped, least, most in [(3.5, 0, 0.5), (0.8, 0.3, 2)]:
+            await asyncio.sleep(0.5)  # the keeper looks up 1 s after the last call
+            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+            await asyncio.sleep(stopped)
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            await asyncio.sleep(1.5)  # it sleeps for 1 s at most
+            assert least <= (await any_keeper.call("hello"))["tick_s"] < most
+    finally:
+        os.close(pidfd)
+
+
 async def test_a_closed_connection_changes_nothing_before_the_deadline(any_keeper: Bed) -> None:
     deadline = await any_keeper.arm(3, 0.6)
     started = await any_keeper.start(3, "s", "sleep", "60")

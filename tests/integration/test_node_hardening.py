@@ -254,3 +254,24 @@ def test_groups_as_deep_as_a_term_allows_are_removed(own_cgroup: str) -> None:
         assert group.children() == []
     finally:
         group.close()
+
+
+def test_a_node_whose_timers_were_too_late_for_its_ttl_claims_nothing_and_says_so(make_node: Make) -> None:
+    """Rule 22: the keeper stood still for half a second, which a TTL of 6 s does not allow for."""
+    node = make_node()
+    first = node.start().until_leading()
+    keeper, term = first["keeper"]["pid"], first["term"]["token"]
+
+    def slow() -> list[str]:
+        os.kill(keeper, signal.SIGSTOP)
+        time.sleep(0.6)
+        os.kill(keeper, signal.SIGCONT)
+        time.sleep(1.1)  # a keeper that was just woken for something else measures at its next timer
+        return [why for why in (node.status() or {})["unfit_because"] if "tick 0." in why]
+
+    why = node.until(slow)[0]
+    assert "must not exceed TTL 6" in why
+    assert "election.ttl" in why
+    assert (node.status() or {})["term"]["token"] == term  # the term it has goes on
+    node.signal(signal.SIGTERM)
+    assert node.exit_code() == 0

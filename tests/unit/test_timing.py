@@ -56,6 +56,12 @@ def test_times_that_do_not_add_up_are_refused_with_the_sum() -> None:
         Timing(9, kill_time=0.4)
 
 
+def test_what_was_measured_counts_where_it_is_slower_than_the_least() -> None:
+    assert Timing(90).measured(tick=0.01, kill_time=3) == Timing(90, kill_time=3)
+    with pytest.raises(TimingError, match=r"tick 0\.3.*must not exceed TTL 9"):
+        Timing(9).measured(tick=0.3, kill_time=0.01)
+
+
 @pytest.mark.parametrize(
     ("clock_error", "tick", "kill_time"), [(0.02, 0.2, 0.2), (0.001, 0.5, 0.2), (0.001, 0.2, 0.31)]
 )
