@@ -17,6 +17,7 @@ import structlog
 from election import events as e
 from election import machine, record
 from election.clock import Clock
+from election.holder import resumed
 from election.memory import Memory
 from election.phases import Ending, Inputs, Left, Phase, StandingBy, State
 from election.store import Change, Committed, ErrorClass, LockStore, StoreError, Txn
@@ -47,8 +48,8 @@ class Host(Protocol):
         """The keeper's switch is at `deadline` when it returns. Raises OSError (or a subclass) where it is not."""
         ...
 
-    def take_over(self, term: e.Term) -> None:
-        """Begin; ends in `TookOver` or `TakeOverFailed`."""
+    def take_over(self, term: e.Term, *, resumed: bool) -> None:
+        """Begin; ends in `TookOver` or `TakeOverFailed`. `resumed`: adopt what runs (rule 15)."""
         ...
 
     def end_services(self, action: e.EndServices) -> None:
@@ -121,7 +122,8 @@ class Elector:
 
     async def run(self) -> None:
         """Until a `StandDown` with `leave` has been carried out, or cancelled. When it begins, nothing may be left of
-        an earlier run: its processes have ended and its term's cgroup is removed."""
+        an earlier run but the term that `Memory.load` says may be resumed: its processes have ended and its term's
+        cgroup is removed."""
         await self._remember()
         watch = asyncio.create_task(self._watch())
         try:
@@ -137,8 +139,10 @@ class Elector:
     async def _remember(self) -> None:
         found = await self._memory.load()
         phase: Phase = StandingBy()
-        if found.term is not None:
-            now = self._clock.now()
+        now = self._clock.now()
+        if found.term is not None and found.resumed_from is not None:
+            phase = resumed(found.term, found.resumed_from, now)
+        elif found.term is not None:
             phase = Ending(found.term, "the supervisor was restarted", until=now + self.timing.ttl)
         self.state = State(phase, floor=found.floor, gone=found.instances)
 
@@ -206,7 +210,7 @@ class Elector:
                 self._call(partial(self._on_disk, partial(self._memory.note_token, action.token)))
             case e.TakeOver():
                 self._call(partial(self._on_disk, partial(self._memory.note_term, action.term)))
-                self._host.take_over(action.term)
+                self._host.take_over(action.term, resumed=action.resumed)
             case e.EndServices():
                 self._host.end_services(action)
             case e.Alarm():

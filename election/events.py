@@ -226,6 +226,8 @@ class Arm:
 @dataclass(frozen=True)
 class TakeOver:
     term: Term
+    resumed: bool = False
+    """It goes on from an earlier run of this supervisor: what runs is adopted, not started (rule 15)."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,12 @@ from election.store import ErrorClass
 from election.timing import Timing
 
 
+def resumed(term: e.Term, t0: float, now: float) -> Holding:
+    """Of an earlier run of this supervisor (rule 15): nothing follows from it but a guarded refresh, with every
+    deadline of the term's last one. Only when that has succeeded is the keeper armed, and the services adopted."""
+    return Holding(term, t0, claimed_at=now, resumed=True, next_refresh=now, next_read=now)
+
+
 def holding(state: State, s: Holding, event: e.Event, now: float, inputs: Inputs, timing: Timing) -> Step:
     if now >= s.t0 + timing.give_up:  # final, whatever has just arrived
         return _fence(state, s, f"no refresh for {now - s.t0:.1f} s: giving up for good", now, timing, at_once=False)
@@ -52,7 +58,7 @@ def _from_node(state: State, s: Holding, event: e.Event, now: float, timing: Tim
     match event:
         case e.Armed(token=t) if t == token and not s.armed:
             taking_over = s.stage == "taking-over"
-            return replace(state, phase=replace(s, armed=True)), [e.TakeOver(s.term)] if taking_over else []
+            return replace(state, phase=replace(s, armed=True)), [e.TakeOver(s.term, s.resumed)] if taking_over else []
         case e.ArmFailed(token=t) if t == token:
             return _fence(state, s, f"the keeper's switch could not be set: {event.why}", now, timing, at_once=True)
         case e.TookOver(token=t) if t == token and s.stage == "taking-over":

@@ -14,6 +14,9 @@ class Remembered:
     floor: int
     term: Term | None
     """A term of this boot whose end may not be on record yet."""
+    resumed_from: float | None = None
+    """Its last refresh was sent at this moment (boot-time seconds), the keeper still has it, and its end was never
+    begun: it may go on (rule 15). None: nothing of it runs any more, and only its end is to be recorded."""
 
 
 class Memory(Protocol):

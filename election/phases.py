@@ -70,6 +70,8 @@ class Holding:
     stage: LeaderState = "taking-over"
     because: str = ""
     """Of the standing down."""
+    resumed: bool = False
+    """An earlier run of this supervisor began it."""
     armed: bool = False
     """The keeper has acknowledged a deadline of this term."""
     refreshing: bool = False

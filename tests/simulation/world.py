@@ -22,6 +22,7 @@ from election.store import Change, Committed, ErrorClass, Snapshot, StoreError, 
 from election.stores.memory import ApplyLate, Fail, LoseReply, MemoryStore
 from election.timing import Timing
 from supervisor.keeper import term as keeper_term
+from supervisor.resume import resume_from
 
 KEYS = Keys("sim")
 
@@ -43,9 +44,13 @@ class Disk:
     instances: tuple[str, ...] = ()
     floor: int = 0
     term: e.Term | None = None
+    end_begun: bool = False
+    resumed_from: float | None = None
 
     async def load(self) -> Remembered:
-        return Remembered(self.instances, self.floor, self.term)
+        resumed = self.resumed_from is not None and self.term is not None
+        gone = tuple(i for i in self.instances if not resumed or self.term is None or i != self.term.instance)
+        return Remembered(gone, self.floor, self.term, self.resumed_from)
 
     async def note_claim(self, instance: str) -> None:
         self.instances = (*self.instances, instance)
@@ -54,10 +59,10 @@ class Disk:
         self.floor = max(self.floor, token)
 
     async def note_term(self, term: e.Term) -> None:
-        self.term = term
+        self.term, self.end_begun = term, False
 
     async def note_end_begun(self, term: e.Term) -> None:
-        self.term = term
+        self.term, self.end_begun = term, True
 
     async def forget_term(self) -> None:
         self.term = None
@@ -172,8 +177,8 @@ class Node:
     # --- the supervisor
 
     def start(self) -> None:
-        """A (re)started supervisor ends everything first."""
-        if self.ledger.term is not None:
+        """A (re)started supervisor resumes its term (rule 15), or ends everything first."""
+        if not self._resumes() and self.ledger.term is not None:
             self.keeper_end(self.ledger.term.token)
         self.elector = Elections(
             Identity(self.name, f"http://{self.name}", "1"),
@@ -186,6 +191,15 @@ class Node:
             fresh_id=self.world.fresh_id,
         )
         self.task = asyncio.create_task(self.elector.run())
+
+    def _resumes(self) -> bool:
+        """The decision of `supervisor.resume`, with the parts of this world."""
+        self.disk.resumed_from = None
+        armed, term = self.ledger.term, self.disk.term
+        if armed is not None and term is not None and not self.disk.end_begun:
+            t0 = resume_from(term, self.disk.floor, armed, self.clock.now(), self.world.timing)
+            self.disk.resumed_from = t0
+        return self.disk.resumed_from is not None
 
     async def kill(self) -> None:
         """SIGKILL of the supervisor."""
@@ -208,8 +222,8 @@ class Node:
         await asyncio.sleep(self.world.random.random() * 0.01)
         self.keeper_arm(term.token, deadline)
 
-    def take_over(self, term: e.Term) -> None:
-        self._do(self._take_over(term))
+    def take_over(self, term: e.Term, *, resumed: bool) -> None:
+        self._do(self._take_over(term, resumed))
 
     def end_services(self, action: e.EndServices) -> None:
         self._do(self._end(action))
@@ -228,11 +242,13 @@ class Node:
             self.work.cancel()
         self.work = asyncio.create_task(work)
 
-    async def _take_over(self, term: e.Term) -> None:
+    async def _take_over(self, term: e.Term, resumed: bool) -> None:
         await asyncio.sleep(self.world.random.random() * self.take_over_takes)
         assert self.elector is not None
         await self.elector.gate.wait()
-        if self.fails_take_over or not self.keeper_start(term.token):
+        if resumed and self.running is not None:  # its services are adopted
+            self.elector.post(e.TookOver(term.token))
+        elif self.fails_take_over or not self.keeper_start(term.token):
             self.elector.post(e.TakeOverFailed(term.token, "could not start"))
         else:
             self.elector.post(e.TookOver(term.token))

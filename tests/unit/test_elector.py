@@ -117,7 +117,7 @@ class Bed:
         if self.arm_fails:
             raise ConnectionError("the keeper is gone")
 
-    def take_over(self, term: e.Term) -> None:
+    def take_over(self, term: e.Term, *, resumed: bool) -> None:
         self.elector.post(e.TookOver(term.token))
 
     def end_services(self, action: e.EndServices) -> None:
