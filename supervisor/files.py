@@ -8,21 +8,23 @@ class UnsafeFileError(OSError):
     """A file or folder that somebody else could have placed or could change."""
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int = 0o600) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
     """Replace `path` by `data`: a reader sees the old or the new content, also after a power cut.
 
     Temporary name in the same folder, fsync, rename, fsync of the folder (rename(2), fsync(2)). Raises OSError;
-    then the old file is as it was.
+    then the old file is as it was. Not `durable`: without fsync, for what means nothing after a power cut.
     """
     target = os.fspath(path)
     folder = os.path.dirname(target) or "."
     temporary = f"{folder}/.{os.path.basename(target)}.{os.getpid()}.tmp"
     try:
-        _write_new(temporary, data, mode)
+        _write_new(temporary, data, mode, durable)
         os.rename(temporary, target)
     except BaseException:
         _unlink_if_there(temporary)
         raise
+    if not durable:
+        return
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder_fd)
@@ -64,7 +66,7 @@ def read_at_most(path: str | os.PathLike[str], limit: int) -> bytes:
         os.close(fd)
 
 
-def _write_new(path: str, data: bytes, mode: int) -> None:
+def _write_new(path: str, data: bytes, mode: int, durable: bool) -> None:
     _unlink_if_there(path)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
@@ -72,7 +74,8 @@ def _write_new(path: str, data: bytes, mode: int) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        if durable:
+            os.fsync(fd)
     finally:
         os.close(fd)
 

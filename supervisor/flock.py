@@ -278,16 +278,29 @@ def flock_pid(device: int, inode: int) -> int | None:
     return None
 
 
+def flocked_fd(pid: int, node: tuple[int, int]) -> int | None:
+    """The number of an fd by which this process has the flock of this inode."""
+    return _open_fd(pid, node, _is_flocked)
+
+
 def _has_open(pid: int, node: tuple[int, int], how: Callable[[str], bool]) -> bool:
-    """Has it an fd on this inode whose fdinfo is as asked for?"""
+    return _open_fd(pid, node, how) is not None
+
+
+def _open_fd(pid: int, node: tuple[int, int], how: Callable[[str], bool]) -> int | None:
+    """An fd of the process on this inode whose fdinfo is as asked for."""
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return None
+    for name in names:
+        try:
             found = os.stat(f"/proc/{pid}/fd/{name}")
             if (found.st_dev, found.st_ino) == node and how(_text(f"/proc/{pid}/fdinfo/{name}")):
-                return True
-    except OSError:
-        return False
-    return False
+                return int(name)
+        except OSError:  # closed meanwhile, or what it names has gone
+            continue
+    return None
 
 
 def _is_flocked(fdinfo: str) -> bool:

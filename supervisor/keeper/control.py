@@ -112,6 +112,11 @@ class Control:
             over=keeper.ledger.over,
             services={name: service.summary() for name, service in keeper.services.all.items()},
             locks=sorted(keeper.locks),
+            held=[
+                {"gpu": gpu, "holder": lock.holder, "since_ns": lock.taken_ns}
+                for gpu, lock in sorted(keeper.locks.items())
+                if lock.holder is not None
+            ],
             leftover=keeper.left_over(),
             rss_bytes=kernel.rss_bytes(),
             tick_s=self._loop.tick.value_s(kernel.boot_ns()),
@@ -154,6 +159,7 @@ class Control:
             if old is not None:
                 old.close()
             known[gpu] = lock
+        self._keeper.remember()
         reply(None)
 
     def _describe(self, packet: Packet, fds: list[int], reply: Any) -> None:

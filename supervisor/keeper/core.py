@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from supervisor import files, proc
-from supervisor.keeper import kernel, term
+from supervisor import proc
+from supervisor.keeper import kernel, left, term
+from supervisor.keeper.adopt import adopt
 from supervisor.keeper.jobs import Jobs
 from supervisor.keeper.locks import Lock
 from supervisor.keeper.loop import Loop, guard, log, rearm
 from supervisor.keeper.pace import Slowest
-from supervisor.keeper.places import Places, TermPlace
+from supervisor.keeper.places import CgroupPlaces, Places, TermPlace
 from supervisor.keeper.services import Reply, Services
 
 SWITCH_PATIENCE_NS = 400_000_000
@@ -49,15 +50,16 @@ class Keeper:
 
     def __init__(self, run: str, places: Places, loop: Loop) -> None:
         self._file = f"{run}/keeper.json"
+        self._left = left.read(self._file)
         self._loop = loop
         self.places = places
         self.weak = places.kind != "cgroup"
         self.tell: Callable[..., None] = lambda name, **fields: None
         """Sends an event to the supervisor, if there is one."""
-        self.ledger = term.Ledger(over=_remembered(self._file))
+        self.ledger = term.Ledger(over=self._left.over)
         self.place: TermPlace | None = None
-        self.services = Services(loop, self._event, self.weak)
-        self.jobs = Jobs(loop, self._event)
+        self.services = Services(loop, self._event, self.weak, self.remember)
+        self.jobs = Jobs(loop, self._event, self.remember)
         self.locks: dict[int, Lock] = {}
         self._ending: _Ending | None = None
         self.leftover: list[TermPlace] = []
@@ -86,13 +88,31 @@ class Keeper:
             self._sweep()
             if self.leftover or self._stale:
                 return term.Refusal("unkillable", f"terms {self.left_over()} are over, but processes of theirs live")
-            self.place = self.places.open_term(token)
-            if self.place.events is not None:
-                events = self.place.events
-                self._loop.add(events, lambda _: rearm(events), _PRI)
+            self._enter(self.places.open_term(token))
         self.ledger = decided
         kernel.set_timer(self._timer, deadline_ns)
+        self.remember()
         return None
+
+    def _enter(self, place: TermPlace) -> None:
+        self.place = place
+        if place.events is not None:
+            events = place.events
+            self._loop.add(events, lambda _: rearm(events), _PRI)
+
+    def _adopt(self) -> None:
+        """The term of an earlier keeper of this boot that was killed: it goes on with its deadline."""
+        was = self._left
+        if was.token <= was.over or was.deadline_ns <= kernel.boot_ns() or not isinstance(self.places, CgroupPlaces):
+            return
+        place = self.places.reopen(was.token)
+        if place is not None:
+            self.ledger = self.ledger._replace(term=term.Term(was.token, was.deadline_ns))
+            kernel.set_timer(self._timer, was.deadline_ns)
+            self._enter(place)
+            self.locks = adopt(place, was, self.services, self.jobs)
+            log(f"term {was.token} goes on: adopted {sorted(self.services.all)}")
+            self.remember()
 
     def begin_end(self, token: int, by_ns: int, reply: Reply) -> None:
         """End a term; the reply comes when nothing of it is left, or at `by_ns`."""
@@ -104,7 +124,7 @@ class Keeper:
             self._start_ending(decided, by_ns, fired=False)
         elif self._ending is None:
             self.ledger = decided
-            self._remember()
+            self.remember()
             pids = self._leftover_pids()
             reply(None, "", clean=not pids, unkillable=pids, took_ms=0)
             return
@@ -120,7 +140,7 @@ class Keeper:
         if self.place is not None:
             guard(self.place.kill)
         guard(self.places.shut)
-        self._remember()
+        self.remember()
 
     def _timer_rang(self, _: int) -> None:
         try:
@@ -233,7 +253,7 @@ class Keeper:
             log(f"folders of terms that are over: {found}")
         if max(found, default=0) > self.ledger.over and self.place is None:
             self.ledger = self.ledger._replace(over=max(found))
-            self._remember()
+            self.remember()
         self._stale = self.places.sweep(keep) if found else []
 
     def _at_home(self) -> bool:
@@ -254,32 +274,38 @@ class Keeper:
         return sorted(pid for place in self.leftover for pid in place.freeze())
 
     def start_up(self) -> None:
-        """A new keeper: what an earlier one left below its parent has nobody to end it, so it ends now."""
+        """A new keeper: the term of an earlier one goes on if it may; all else below its parent ends now."""
+        guard(self._adopt)
         for _ in range(_START_UP_TRIES):
             guard(self._sweep)
             if not self._stale:
                 break
             time.sleep(_ENDING_TICK_S)
-        guard(self.places.shut)
+        if self.place is None:
+            guard(self.places.shut)
 
-    def _remember(self) -> None:
-        data = json.dumps({"version": 1, "over": self.ledger.over}).encode() + b"\n"
-        guard(files.write_atomically, self._file, data)
+    def remember(self) -> None:
+        """For the next keeper, should this one be killed."""
+        guard(left.write, self._file, self._to_leave())
+
+    def _to_leave(self) -> left.Left:
+        over, armed = self.ledger.over, self.ledger.term
+        if armed is None or armed.ending or self.weak:
+            return left.Left(over)
+        services = {
+            name: left.LeftService(service.pid, service.start_ticks, service.since_ns)
+            for name, service in self.services.all.items()
+            if service.pid and service.hear is None
+        }
+        boxes = {id(service.lock): service.box for service in self.services.all.values()}
+        boxes |= {id(job.lock): job.box for job in self.jobs.all}
+        locks = {}
+        for gpu, lock in self.locks.items():
+            box = None if lock.holder is None else boxes.get(id(lock))
+            locks[gpu] = left.LeftLock(
+                lock.path, lock.inode, lock.holder, None if box is None else box.cgroup, lock.taken_ns
+            )
+        return left.Left(over, armed.token, armed.deadline_ns, services, locks)
 
 
 _PRI = 2  # select.EPOLLPRI
-
-
-def _remembered(path: str) -> int:
-    """The highest token that is over, as an earlier keeper wrote it. A corrupt file is set aside."""
-    try:
-        over = json.loads(files.read_at_most(path, 4096))["over"]
-        if isinstance(over, int) and not isinstance(over, bool):
-            return over
-        raise ValueError(f"over: {over!r}")
-    except FileNotFoundError:
-        return 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log(f"{path}: {error}; set aside")
-        guard(os.rename, path, path + ".corrupt")
-        return 0

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from supervisor import proc
@@ -31,20 +32,23 @@ MODES = ("exec", "scope")
 class Job:
     """One taking of one GPU's lock."""
 
-    def __init__(self, pid: int, service: str | None, box: Box, lock: Lock, lock_fd: int) -> None:
+    def __init__(
+        self, pid: int, service: str | None, box: Box, lock: Lock | None = None, lock_fd: int | None = None
+    ) -> None:
         self.pid = pid
         self.service = service
         self.box = box
-        self.lock: Lock | None = lock
+        self.lock = lock
         self.lock_fd = lock_fd
 
 
 class Jobs:
     """All jobs of the present term, and those who ask to become one."""
 
-    def __init__(self, loop: Loop, event: Event) -> None:
+    def __init__(self, loop: Loop, event: Event, remember: Callable[[], None]) -> None:
         self._loop = loop
         self._event = event
+        self._remember = remember
         self.all: list[Job] = []
         self._scopes: dict[Connection, Job | None] = {}
         self._since: dict[Connection, float] = {}
@@ -110,17 +114,26 @@ class Jobs:
         if placed is None:
             return None
         box, service = placed
+        self._watch(box)
+        self.all.append(new := Job(pid, service, box, lock, fd))
+        return new
+
+    def adopt(self, jobs: list[Job]) -> None:
+        """The takings of one box, from an earlier keeper."""
+        self._watch(jobs[0].box)
+        self.all += jobs
+
+    def _watch(self, box: Box) -> None:
         if box.events is not None:
             events = box.events
             self._loop.add(events, lambda _: self._stirred(events), select.EPOLLPRI)
-        self.all.append(new := Job(pid, service, box, lock, fd))
-        return new
 
     def _announce(self, job: Job, request: Packet, token: int) -> None:
         if job.lock is not None:
             command = str(request.get("command", ""))[:_MAX_COMMAND]
             job.lock.holder = {**holder_of(job.service or "job", job.pid, token), "command": command}
             job.lock.describe()
+            self._remember()
             self._event("lock-taken", gpu=job.lock.gpu, holder=job.lock.holder)
 
     def leave(self, connection: Connection) -> Packet:
@@ -169,10 +182,11 @@ class Jobs:
                 job.box.kill()
 
     def _free(self, job: Job) -> None:
-        if job.lock is not None:
+        if job.lock is not None and job.lock_fd is not None:
             gpu = job.lock.gpu
             job.lock.left(job.lock_fd)
             job.lock = None
+            self._remember()
             self._event("lock-free", gpu=gpu)
 
 

@@ -14,6 +14,7 @@ import time
 
 _SYS_CLONE3 = 435
 _SYS_CLOSE_RANGE = 436
+_SYS_PIDFD_GETFD = 438
 _CLOSE_RANGE_CLOEXEC = 1 << 2
 _CLONE_PIDFD = 0x1000
 _CLONE_INTO_CGROUP = 0x2_0000_0000
@@ -42,6 +43,14 @@ def clone3(cgroup_fd: int | None) -> tuple[int, int]:
     if pid < 0:
         _fail("clone3")
     return pid, (pidfd.value if pid else -1)
+
+
+def pidfd_getfd(pidfd: int, fd: int) -> int:
+    """A duplicate of another process's fd (Linux 5.6), close-on-exec. Raises OSError; EPERM: we may not trace it."""
+    got: int = _libc.syscall(ctypes.c_long(_SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(fd), ctypes.c_uint(0))
+    if got < 0:
+        _fail("pidfd_getfd")
+    return got
 
 
 def close_on_exec_from(first: int) -> None:

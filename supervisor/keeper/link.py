@@ -38,6 +38,10 @@ class KeeperLink:
         self._watcher: asyncio.Task[None] | None = None
         self.hello: dict[str, Any] = {}
         """The keeper's latest answer about itself."""
+        self.replacing = False
+        """A new keeper is about to take the place of a lost one: calls wait for it."""
+        self._there = asyncio.Event()
+        self._one = asyncio.Lock()
         self.found = False
         """The present keeper was there before us: it knows what an earlier supervisor started."""
 
@@ -47,8 +51,11 @@ class KeeperLink:
 
     async def ensure(self, *, deadline: float) -> None:
         """A keeper answers when this returns. Raises KeeperGone, which says why there is none."""
-        if self.connected:
-            return
+        async with self._one:
+            if not self.connected:
+                await self._find_or_start(deadline)
+
+    async def _find_or_start(self, deadline: float) -> None:
         await self._end_old(deadline)
         try:
             client = await KeeperClient.connect(self._run)
@@ -64,10 +71,15 @@ class KeeperLink:
         self._pidfd = os.pidfd_open(int(self.hello["pid"]))
         client.on_event = self._on_event
         self._client = client
+        self._there.set()
         self._watcher = asyncio.create_task(self._watch(client))
 
     async def call(self, op: str, *, deadline: float, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
-        """As `KeeperClient.call`. Raises KeeperGone too while there is no keeper."""
+        """As `KeeperClient.call`. Raises KeeperGone too while there is no keeper, and none is about to be."""
+        if self.replacing and not self.connected:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._there.wait()
         if self._client is None:
             raise KeeperGone(f"{op}: there is no keeper")
         return await self._client.call(op, deadline=deadline, fds=fds, **fields)
@@ -100,6 +112,7 @@ class KeeperLink:
 
     async def _watch(self, client: KeeperClient) -> None:
         await client.closed.wait()
+        self._there.clear()
         self._on_gone()
 
     async def _end_old(self, deadline: float) -> None:

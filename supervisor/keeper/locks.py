@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from supervisor import flock
+from supervisor.keeper.kernel import boot_ns
 
 MAX_DESCRIPTION = 4096
 """Bytes of a lock file that are read."""
@@ -40,6 +41,8 @@ class Lock:
         self.path = path
         self._base = base_fd
         self.holder: Holder | None = None
+        self.taken_ns = 0
+        """Boot time of the present holder's taking."""
         self._last: Holder | None = None
         self.reread()
 
@@ -71,8 +74,21 @@ class Lock:
             if error.errno == errno.EWOULDBLOCK:
                 raise Busy(self._who()) from None
             raise
+        self.taken_ns = boot_ns()
         self.holder = self._last = holder
         self.describe()
+        return fd
+
+    def retake(self, holder: Holder, taken_ns: int, fd: int | None) -> int | None:
+        """For one who had it under an earlier keeper: by a duplicate of its own fd, or, where none is open any more,
+        anew. None: somebody else has it."""
+        if fd is None:
+            try:
+                fd = self.take(holder)
+            except (Busy, OSError):
+                return None
+        self.holder = self._last = holder
+        self.taken_ns = taken_ns
         return fd
 
     def _who(self) -> Holder | None:

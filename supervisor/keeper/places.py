@@ -105,6 +105,7 @@ class CgroupBox:
     """A service or a job in a cgroup of its own."""
 
     def __init__(self, folder: Group, name: str, leaf: str | None, direct: bool = False) -> None:
+        """Made anew, except what still stands there: with all that is in it."""
         self._folder = folder
         self._name = name
         self.direct = direct and folder.remove_child(name)  # never into one that was killed before
@@ -174,6 +175,23 @@ class CgroupTerm:
         self._boxes: dict[str, CgroupBox] = {}
         self._job_count = 0
         self.events: int | None = self._group.open_events()
+
+    def found(self) -> list[tuple[str | None, CgroupBox, bool]]:
+        """What an earlier keeper made: (service, box, is it a job's), a service before its jobs."""
+        boxes: list[tuple[str | None, CgroupBox, bool]] = []
+        for name in self._group.children():
+            if name == JOBS:
+                boxes += [(None, box, True) for box in self._jobs_in(self._jobs)]
+                continue
+            self._boxes[name] = service = CgroupBox(self._group, name, "main")
+            boxes.append((name, service, False))
+            boxes += [(name, box, True) for box in self._jobs_in(service.job_folder())]
+        return boxes
+
+    def _jobs_in(self, folder: Group) -> list[CgroupBox]:
+        numbers = [int(name[4:]) for name in folder.children() if name.startswith("job-") and name[4:].isdigit()]
+        self._job_count = max([self._job_count, *numbers])
+        return [CgroupBox(folder, f"job-{number}", None) for number in numbers]
 
     def service(self, name: str) -> CgroupBox:
         """A fresh cgroup for a service."""
@@ -260,6 +278,10 @@ class CgroupPlaces:
         """Lift the 0 of cgroup.max.descendants and make the term's cgroup."""
         self._parent.set_max_descendants(None)
         return CgroupTerm(self._parent, token)
+
+    def reopen(self, token: int) -> CgroupTerm | None:
+        """The term of an earlier keeper; None: its cgroup is gone."""
+        return self.open_term(token) if f"{_PREFIX}{token}" in self._parent.children() else None
 
     def shut(self) -> None:
         """cgroup.max.descendants = 0: a container runtime would make missing parents anew."""

@@ -10,9 +10,11 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
 
     hello   {}                      → {version, pid, containment: cgroup | process-group,
                                       armed: {token, deadline_ns} | null, ending: bool, over, locks: [gpu],
+                                      held: [{gpu, holder, since_ns}],
                                       leftover: [token], tick_s, kill_s (the slowest of the last minutes: pace.py),
                                       rss_bytes, memory_locked, memory_not_locked_because,
-                                      services: {name: {pid, start_ticks, cgroup, running, empty, lock, since}}}
+                                      services: {name: {pid, start_ticks, cgroup, running, empty, lock, since_ns,
+                                      status}}}  pid 0: not known; status: how it ended, as wait(2) gives it
     arm     {token, deadline_ns}    → {token, deadline_ns}  starts a term (makes its cgroup) or moves its deadline on.
                                       Refused: `over` (token ≤ the highest that is over), `other-term` (another is
                                       armed or ending), `deadline` (in the past, or before the present one),

@@ -4,12 +4,13 @@ import contextlib
 import os
 import select
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
 from supervisor import proc
 from supervisor.keeper import spawn
+from supervisor.keeper.kernel import boot_ns
+from supervisor.keeper.left import LeftService
 from supervisor.keeper.locks import Busy, Lock, holder_of
 from supervisor.keeper.loop import Loop, rearm
 from supervisor.keeper.places import Box, TermPlace
@@ -34,7 +35,10 @@ class Service:
         """`empty` has not been told yet."""
         self.lock: Lock | None = None
         self.lock_fd: int | None = None
-        self.since = 0.0
+        self.since_ns = 0
+        """Boot time of its start."""
+        self.status: int | None = None
+        """How its first process ended, as wait(2) gives it."""
         self.hear: Callable[[], None] | None = None
         """Until exec has happened or failed: reads the child's report, if there is one."""
 
@@ -47,16 +51,19 @@ class Service:
             "running": self.running,
             "empty": not self.occupied,
             "lock": None if self.lock is None else self.lock.gpu,
-            "since": self.since,
+            "since_ns": self.since_ns,
+            "status": self.status,
         }
 
 
 class Services:
     """All services of the present term."""
 
-    def __init__(self, loop: Loop, event: Event, weak: bool) -> None:
+    def __init__(self, loop: Loop, event: Event, weak: bool, remember: Callable[[], None]) -> None:
+        """`remember` is called before the supervisor is told of a start: by then the next keeper knows it too."""
         self._loop = loop
         self._event = event
+        self._remember = remember
         self._weak = weak
         self.all: dict[str, Service] = {}
         self._children: dict[int, tuple[int, Service]] = {}
@@ -113,7 +120,8 @@ class Services:
         found = proc.stat(child.pid)
         service.pid = child.pid
         service.start_ticks = 0 if found is None else found.start_ticks
-        service.since = round(time.time(), 3)
+        service.since_ns = boot_ns()
+        service.status = None
         service.running = service.occupied = True
         box.started(child.pid)
         return child
@@ -133,9 +141,34 @@ class Services:
 
         service.hear = hear
 
-        self._children[child.pid] = (child.pidfd, service)
-        self._loop.add(child.pidfd, lambda _: self.reap(child.pid))
+        self._watch_process(service, child.pidfd)
         self._loop.add(child.report, reported)
+
+    def adopt(self, name: str, box: Box, row: LeftService | None, held: tuple[Lock, int] | None) -> None:
+        """What an earlier keeper started. `row` None: its first process is not known."""
+        self.all[name] = service = Service(name)
+        service.box, service.occupied = box, box.populated()
+        if held is not None:
+            service.lock, service.lock_fd = held
+        pidfd = None
+        if row is not None:
+            service.pid, service.start_ticks, service.since_ns = row
+            pidfd = proc.open_pidfd(row.pid, row.start_ticks)
+        if pidfd is not None and box.holds(service.pid):
+            service.running = True
+            self._watch_process(service, pidfd)
+        else:
+            self._watch_box(service)
+            if pidfd is not None:
+                os.close(pidfd)
+
+    def _watch_process(self, service: Service, pidfd: int) -> None:
+        pid = service.pid
+        self._children[pid] = (pidfd, service)
+        self._loop.add(pidfd, lambda _: self.reap(pid))
+        self._watch_box(service)
+
+    def _watch_box(self, service: Service) -> None:
         box = service.box
         if box is not None and box.events is not None:
             events = box.events
@@ -152,6 +185,7 @@ class Services:
                 if taken:
                     self._event("lock-taken", gpu=service.lock.gpu, holder=service.lock.holder)
             cgroup = None if service.box is None else service.box.cgroup
+            self._remember()
             reply(None, "", pid=service.pid, start_ticks=service.start_ticks, cgroup=cgroup)
             return
         stage, code = failure
@@ -194,12 +228,13 @@ class Services:
             if ended is None:
                 return
             status = _wait_status(ended.si_code, ended.si_status)
-        except ChildProcessError:
-            pass  # somebody else reaped it: its status is lost, its end is not
+        except ChildProcessError:  # not our child (`adopt`), or somebody else reaped it: its status is lost
+            if not proc.pidfd_exited(pidfd):
+                return
         del self._children[pid]
         self._loop.remove(pidfd)
         os.close(pidfd)
-        service.running = False
+        service.running, service.status = False, status
         if service.hear is not None and service.pid == pid:
             service.hear()  # the answer to `start` comes before `exited`
         if self.all.get(service.name) is service:
@@ -239,6 +274,8 @@ class Services:
         if service.lock is not None and service.lock_fd is not None:
             gpu = service.lock.gpu
             service.lock.left(service.lock_fd)
+            service.lock = service.lock_fd = None
+            self._remember()
             self._event("lock-free", gpu=gpu)
         service.lock = service.lock_fd = None
 
