@@ -39,11 +39,11 @@ async def end_earlier_run(
 
 async def _by_its_keeper(keeper: KeeperLink, clock: Clock, note: Callable[[str], None]) -> tuple[list[int], bool]:
     """By the keeper that started it. True: it knew of everything, and nothing is left but what it names."""
-    if not keeper.connected or not keeper.found:
+    if not keeper.connected:
         return [], False
     armed = keeper.hello.get("armed")
     if armed is None:
-        return [], True
+        return [], keeper.found
     note(f"ending term {armed['token']} of an earlier run")
     by = clock.now() + CLEAN_UP
     try:

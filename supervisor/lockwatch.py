@@ -121,12 +121,17 @@ class LockWatch:
     # --- a term
 
     def begin(self, locks: Mapping[int, LockFile]) -> None:
-        """The lock files of a new term, which the keeper has."""
+        """The lock files of a term, which the keeper has."""
         self._unwatch()
         self._locks = dict(locks)
         self._told.clear()
         self._watch()
         self._stirred.set()
+
+    @property
+    def locks(self) -> Mapping[int, LockFile]:
+        """By GPU: those of the present term."""
+        return self._locks
 
     async def end(self) -> list[LockFile]:
         """The term is over: nothing is repaired any more. The caller removes the files."""
@@ -144,6 +149,14 @@ class LockWatch:
             self._takings[event["gpu"]] = _Taking(event["holder"], self._clock.now())
         elif event["event"] == "lock-free":
             self._takings.pop(event["gpu"], None)
+
+    def keeper_says(self, held: Iterable[Mapping[str, Any]]) -> None:
+        """Who holds what now, as the keeper's `hello` has it: whatever was heard before counts no longer."""
+        told = {gpu: taking.told for gpu, taking in self._takings.items()}
+        self._takings = {
+            row["gpu"]: _Taking(dict(row["holder"]), row["since_ns"] / 1e9, told.get(row["gpu"], Held.FINE))
+            for row in held
+        }
 
     def keeper_gone(self) -> None:
         """Nobody knows any more who holds what."""

@@ -4,7 +4,7 @@ State folder (survives a reboot):
     journal.json   {"instances": [{"instance", "boot_id", "home"}]}  the latest 32, written before a claim is sent
     floor.json     {"token": n}          the highest fencing token ever seen (rule 6)
 Run folder (gone after a reboot):
-    term.json      {"boot_id", "instance", "token", "lease", "began", "end_begun"}   (rules 11, 15)
+    term.json      {"boot_id", "home", "ttl_s", "instance", "token", "lease", "began", "end_begun"}   (rules 11, 15)
 
 A file that cannot be read is set aside under a name of its own and reported; it is never trusted and never fatal.
 """
@@ -38,11 +38,13 @@ class FileMemory:
     node neither sees nor ends, so such a claim is kept in the journal and never counted as gone.
     """
 
-    def __init__(self, state: Path, run: Path, boot_id: str, home: str, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, state: Path, run: Path, boot_id: str, home: str, ttl: int, report: Callable[[str], None]
+    ) -> None:
         self._journal = state / "journal.json"
         self._floor = state / "floor.json"
         self._term = run / "term.json"
-        self._boot_id, self._home = boot_id, home
+        self._boot_id, self._home, self._ttl = boot_id, home, ttl
         self._report = report
         self._claims: tuple[Claim, ...] = ()
         self._highest = 0
@@ -50,23 +52,38 @@ class FileMemory:
         self._turn = threading.Lock()
         self.this_boot_is_gone = True
         """Is nothing left of this boot's earlier terms? If that cannot be proven they count as running (rule 8c)."""
+        self.resumed_from: float | None = None
+        """The last term goes on: its last refresh was sent at this moment (`Remembered`)."""
 
     async def load(self) -> Remembered:
         return await asyncio.to_thread(self._load)
 
     def _load(self) -> Remembered:
         self._claims = self._read(self._journal, _parse_claims, NONE)[-GONE_KEPT:]
-        self._highest = self._read(self._floor, lambda value: int(value["token"]), 0)
-        term = self._read(self._term, self._parse_term, None)
-        sure = self.this_boot_is_gone
+        self._highest = self._read(self._floor, _parse_floor, 0)
+        found = self._read(self._term, self._parse_term, None)
+        term, sure, resumed = None if found is None else found[0], self.this_boot_is_gone, self.resumed_from
         mine = [claim for claim in self._claims if claim[2] == self._home]
         gone = tuple(instance for instance, boot_id, _ in mine if sure or boot_id != self._boot_id)
+        if resumed is not None and term is not None:
+            return Remembered(tuple(i for i in gone if i != term.instance), self._highest, term, resumed)
         return Remembered(gone, self._highest, term if sure else None)
 
-    def _parse_term(self, value: Any) -> Term | None:
+    async def resumable(self) -> tuple[Term, int] | None:
+        """A term of this boot, home and TTL whose end was not begun, and the highest token ever seen."""
+        return await asyncio.to_thread(self._resumable)
+
+    def _resumable(self) -> tuple[Term, int] | None:
+        found = self._read(self._term, self._parse_term, None)
+        return (found[0], self._read(self._floor, _parse_floor, 0)) if found is not None and found[1] else None
+
+    def _parse_term(self, value: Any) -> tuple[Term, bool] | None:
+        """The term, and whether it may go on as far as this file tells."""
         if value["boot_id"] != self._boot_id:
             return None
-        return Term(str(value["instance"]), int(value["token"]), int(value["lease"]), str(value["began"]))
+        term = Term(str(value["instance"]), int(value["token"]), int(value["lease"]), str(value["began"]))
+        same = (value.get("home"), value.get("ttl_s")) == (self._home, self._ttl)
+        return term, same and value.get("end_begun") is False
 
     async def note_claim(self, instance: str) -> None:
         self._claims = (*self._claims, (instance, self._boot_id, self._home))[-GONE_KEPT:]
@@ -95,6 +112,8 @@ class FileMemory:
     def _term_record(self, term: Term, *, end_begun: bool) -> dict[str, Any]:
         return {
             "boot_id": self._boot_id,
+            "home": self._home,
+            "ttl_s": self._ttl,
             "instance": term.instance,
             "token": term.token,
             "lease": term.lease,
@@ -125,6 +144,10 @@ class FileMemory:
                 kept = f"could not be set aside: {failed}"
             self._report(f"{path}: cannot be read ({type(error).__name__}: {error}); {kept}")
             return missing
+
+
+def _parse_floor(value: Any) -> int:
+    return int(value["token"])
 
 
 def _parse_claims(value: Any) -> tuple[Claim, ...]:

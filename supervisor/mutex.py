@@ -38,6 +38,7 @@ __all__ = [
     "MutexLost",
     "MutexUnsafe",
     "NoAuthority",
+    "adopt",
     "create",
     "gpu_lock",
     "holders",
@@ -125,6 +126,36 @@ def create(
             raise
         lock.close()
     raise MutexUnsafe(errno.EAGAIN, f"{name}: somebody deletes or replaces it all the time")
+
+
+def adopt(path: str | os.PathLike[str]) -> LockFile:
+    """The lock file of this node's term, made by an earlier run of this supervisor: it is now kept by this one.
+
+    Whoever holds it goes on. Raises MutexUnsafe (not there any more, folder, owner), OSError.
+    """
+    import json
+
+    name = os.fspath(path)
+    _check_folder(os.path.dirname(name) or ".")
+    if inode_at(name) is None and inode_at(guard_path(name)) is None:
+        raise MutexUnsafe(errno.ENOENT, f"{name}: the lock file of this term is gone")
+    fd, _ = open_true(name)
+    if fd < 0:
+        raise MutexUnsafe(errno.EAGAIN, f"{name}: somebody else removes or replaces it just now")
+    lock = LockFile(Path(name), fd)
+    try:
+        lock.repair()
+        me = proc.identity(os.getpid())
+        found = json.loads(os.pread(fd, 4096, 0))
+        text = json.dumps({**found, "owner": None if me is None else me._asdict()}).encode() + b"\n"
+        os.pwrite(fd, text, 0)
+        os.ftruncate(fd, len(text))
+    except (ValueError, TypeError):
+        pass  # a description that cannot be read is for nobody; the keeper writes it anew with the next holder
+    except BaseException:
+        lock.close()
+        raise
+    return lock
 
 
 def remove_stale(path: str | os.PathLike[str]) -> bool:

@@ -26,14 +26,17 @@ from supervisor.earlier import end_earlier_run
 from supervisor.fitness import Condition, unfit_because
 from supervisor.gpu.driver import DriverError, GpuDriver, GpuFacts, GpuVerdict
 from supervisor.history import History
+from supervisor.keeper import term as keeper_term
 from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.keeper.link import KeeperLink
 from supervisor.lockwatch import LockWatch
 from supervisor.memory import FileMemory
 from supervisor.remains import Remains
+from supervisor.resume import resume_from
 from supervisor.run_folder import RunFolder
 from supervisor.service.logfile import Rotation
 from supervisor.service.manager import Services
+from supervisor.service.record import Records
 from supervisor.takeover import Progress, TakeOverError, describe
 from supervisor.tenure import Outcome, Tenure
 from supervisor.version import VERSION
@@ -47,6 +50,8 @@ DRIVER = 10.0
 """Seconds for the driver to tell its facts; after that it counts as unresponsive."""
 LOOK = 1.0
 """Seconds between looks at keeper and quarantined processes."""
+REPLACE = 3.0
+"""Seconds for a new keeper to take the place of a lost one, which is done in about 0.1 s (rule 16)."""
 KEPT = 200
 """Events and alarms kept for the status."""
 
@@ -87,6 +92,7 @@ class Node:
             on_event=self._keeper_event,
             on_gone=self._keeper_gone,
         )
+        self._records = Records(config.paths.run, self.folder.boot_id, self._record_trouble)
         self.services = Services(
             config.services,
             self.keeper,
@@ -96,6 +102,7 @@ class Node:
             log=config.paths.log,
             gpus=self.gpus,
             driver=self._driver,
+            records=self._records,
             on_event=self.note,
         )
         self.watchdog = Watchdog(
@@ -115,7 +122,7 @@ class Node:
             config, clock, self.keeper, self._driver, self.services, self._remains, self._lock_watch, self.note
         )
         self._memory = FileMemory(
-            config.paths.state, config.paths.run, self.folder.boot_id, self.folder.home, self.note
+            config.paths.state, config.paths.run, self.folder.boot_id, self.folder.home, self.timing.ttl, self.note
         )
         identity = Identity(config.node, config.status_url, VERSION)
         self.elector = Elector(identity, self.keys, self.timing, self._store, clock, self._memory, self)
@@ -130,6 +137,7 @@ class Node:
         """Until told to stop (0), or another supervisor has this node's name (1)."""
         try:
             await self._clean_up()
+            self._spawn(self._records.run())
             self._spawn(self.services.run())
             self._spawn(self.watchdog.run())
             self._spawn(self._look_after_gpus())
@@ -169,7 +177,10 @@ class Node:
         await self._membership.run()
 
     async def _clean_up(self) -> None:
+        await self.services.remember()
         await self._ensure_keeper()
+        if await self._resumes():
+            return
         left, self._memory.this_boot_is_gone = await end_earlier_run(
             self.folder, self.keeper, self._remains, self.clock, self.note
         )
@@ -177,6 +188,22 @@ class Node:
         self._quarantine(left)
         if self._memory.this_boot_is_gone and not left:
             await asyncio.to_thread(self.folder.remove_stale_locks, self.note)
+
+    async def _resumes(self) -> bool:
+        """The term of an earlier run goes on, if the elector can refresh it (rule 15)."""
+        hello, found = self.keeper.hello, await self._memory.resumable()
+        armed = hello.get("armed")
+        if not self.keeper.connected or armed is None or found is None:
+            return False
+        if hello["parent"] != self.folder.cgroup or self.folder.earlier_cgroup is not None:
+            return False
+        kept = keeper_term.Term(armed["token"], armed["deadline_ns"], hello["ending"])
+        t0 = resume_from(*found, kept, self.clock.now(), self.timing)
+        if t0 is None:
+            return False
+        self._memory.resumed_from, self._memory.this_boot_is_gone = t0, False
+        self.note(f"resuming term {armed['token']} of an earlier run, last refreshed {self.clock.now() - t0:.1f} s ago")
+        return True
 
     async def _stop(self) -> None:
         for task in self._tasks:
@@ -213,7 +240,7 @@ class Node:
 
     async def arm(self, term: e.Term, deadline: float, *, by: float) -> None:
         try:
-            await self.keeper.call("arm", deadline=by, token=term.token, deadline_ns=int(deadline * 1e9))
+            await self._arm(term.token, deadline, by)
         except (KeeperGone, KeeperRefused) as error:
             if self._ending == term.token and isinstance(error, KeeperRefused):
                 return  # nothing of it runs any more: there is no deadline to move
@@ -221,8 +248,18 @@ class Node:
             raise ConnectionError(str(error)) from error
         self._armed_until = max(self._armed_until, deadline)
 
-    def take_over(self, term: e.Term) -> None:
-        self._set_work(self._take_over(term))
+    async def _arm(self, token: int, deadline: float, by: float) -> None:
+        while True:
+            try:
+                await self.keeper.call("arm", deadline=by, token=token, deadline_ns=int(deadline * 1e9))
+                return
+            except KeeperGone:
+                await asyncio.sleep(0)  # the loss of the keeper is told after the end of the call that noticed it
+                if not self.keeper.replacing or self.clock.now() >= by:
+                    raise
+
+    def take_over(self, term: e.Term, *, resumed: bool) -> None:
+        self._set_work(self._take_over(term, resumed))
 
     def end_services(self, action: e.EndServices) -> None:
         self._set_work(self._end_services(action))
@@ -250,14 +287,18 @@ class Node:
             self._work.cancel()
         self._work = self._spawn(work)
 
-    async def _take_over(self, term: e.Term) -> None:
+    async def _take_over(self, term: e.Term, resumed: bool) -> None:
         progress, before = Progress(), self.elector.last_holder()
         self.progress = progress
         try:
-            await self._tenure.take_over(term, progress)
+            await (self._tenure.resume if resumed else self._tenure.take_over)(term, progress)
         except TakeOverError as error:
-            await self._stay_out(f"the take-over failed at {error}")
+            await self._stay_out(f"the {'resumption' if resumed else 'take-over'} failed at {error}")
             self.elector.post(e.TakeOverFailed(term.token, str(error)))
+            return
+        if resumed:
+            self.note(f"term {term.token} is resumed: {describe(progress.steps)}")
+            self.elector.post(e.TookOver(term.token))
             return
         row = {"token": term.token, "from": before, "at": term.began, "work_s": None, "steps": progress.steps}
         self.takeovers.append(row)
@@ -269,6 +310,8 @@ class Node:
         self._ending = action.term.token
         outcome = await self._end_until_done(action)
         self._quarantine(outcome.unkillable)
+        if not outcome.unkillable:
+            await asyncio.to_thread(self.folder.remove_stale_locks, self.note)
         self.elector.post(e.Gone(action.term.token, outcome.proven))
         await self._tell_history(self._history.ended(action.term, action.why))
 
@@ -324,7 +367,29 @@ class Node:
         self._keeper_trouble = "its connection broke"
         self._lock_watch.keeper_gone()
         self.alarm("keeper", "the keeper is gone")
-        self.elector.post(e.FenceNow("the keeper is gone"))
+        phase = self.elector.state.phase
+        if self.folder.cgroup is not None and isinstance(phase, Holding) and phase.stage == "active":
+            self.keeper.replacing = True
+            self._spawn(self._replace_keeper(phase.term))
+        else:
+            self.elector.post(e.FenceNow("the keeper is gone"))
+
+    async def _replace_keeper(self, term: e.Term) -> None:
+        """A new one adopts what the lost one had, with its deadline; else nothing guards this term any more."""
+        by = self.clock.now() + REPLACE
+        try:
+            await self.keeper.ensure(deadline=by)
+            self.keeper.replacing = False
+            if self._ending == term.token:  # fenced meanwhile, and without this keeper
+                await self.keeper.call("end", deadline=by, token=term.token, by_ns=int(by * 1e9))
+                return
+            await self._tenure.keeper_replaced(term, by)
+            self._keeper_trouble = ""
+            self.note(f"a new keeper, pid {self.keeper.hello['pid']}, goes on with term {term.token}")
+        except (KeeperGone, KeeperRefused, OSError) as error:
+            self.keeper.replacing = False
+            self._keeper_trouble = str(error)
+            self.elector.post(e.FenceNow(f"the keeper is gone, and no new one could take its place: {error}"))
 
     # --- what is looked after all the time
 
@@ -423,6 +488,9 @@ class Node:
             version=VERSION,
             renewed_at=timestamp(self.clock.wall()),
         )
+
+    def _record_trouble(self, text: str) -> None:
+        self.alarm("record", text)
 
     def _store_trouble(self, text: str) -> None:
         self.alarm("store", text)

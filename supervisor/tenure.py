@@ -5,7 +5,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,29 @@ class Tenure:
         ]
         await run_steps(steps, self._clock, progress)
 
+    async def resume(self, term: Term, progress: Progress) -> None:
+        """Go on with what an earlier run of this supervisor began. Raises `TakeOverError` as `take_over` does."""
+        steps = [
+            Step("gpu-state", self._look_at_gpus, limit=10.0),
+            Step("lock-files", lambda by: self._keep_locks(term, by), limit=5.0),
+            Step("services", lambda by: self.adopt(term, by), limit=15.0),
+        ]
+        await run_steps(steps, self._clock, progress)
+
+    async def keeper_replaced(self, term: Term, by: float) -> None:
+        """A new keeper goes on with this term; raises as `adopt` does."""
+        await self._give_locks(term, self._lock_watch.locks, by)
+        await self.adopt(term, by)
+
+    async def adopt(self, term: Term, by: float) -> None:
+        """What the keeper has of this term is ours: its services, and who holds which lock. Raises KeeperGone,
+        KeeperRefused, TimeoutError."""
+        hello = await self._keeper.call("hello", deadline=by)
+        if (hello["armed"] or {}).get("token") != term.token or hello["ending"]:
+            raise KeeperGone(f"the keeper does not have term {term.token} any more")
+        self._lock_watch.keeper_says(hello["held"])
+        await self._services.adopt(term.token, hello["services"], hello["held"], deadline=by)
+
     async def _look_at_gpus(self, by: float) -> None:
         self._facts = await self._driver.facts(deadline=by)
         faults = [f"GPU {gpu.index} is {gpu.verdict}: {gpu.why}" for gpu in self._facts if gpu.verdict.node_fault]
@@ -100,17 +123,31 @@ class Tenure:
             raise RuntimeError("; ".join(on_it) + ": end these processes, which gpuward did not start")
 
     async def _make_locks(self, term: Term, by: float) -> None:
-        locks = await asyncio.to_thread(self._create_lock_files, term)
+        await self._hand_over_locks(term, by, kept=())
+
+    async def _keep_locks(self, term: Term, by: float) -> None:
+        hello = await self._keeper.call("hello", deadline=by)
+        await self._hand_over_locks(term, by, kept=hello["locks"])
+
+    async def _hand_over_locks(self, term: Term, by: float, kept: Sequence[int]) -> None:
+        locks = await asyncio.to_thread(self._create_lock_files, term, kept)
+        await self._give_locks(term, locks, by)
+        self._lock_watch.begin(locks)
+
+    async def _give_locks(self, term: Term, locks: Mapping[int, mutex.LockFile], by: float) -> None:
         entries = [{"gpu": index, "path": str(lock.path)} for index, lock in locks.items()]
         fds = [lock.fd for lock in locks.values()]
         await self._keeper.call("locks", deadline=by, fds=fds, token=term.token, locks=entries)
-        self._lock_watch.begin(locks)
 
-    def _create_lock_files(self, term: Term) -> dict[int, mutex.LockFile]:
+    def _create_lock_files(self, term: Term, kept: Sequence[int]) -> dict[int, mutex.LockFile]:
+        """`kept`: GPUs whose lock file the keeper has already, from an earlier run of this supervisor."""
         made: dict[int, mutex.LockFile] = {}
         try:
             for index in self._config.gpu_indexes:
                 path = self._config.lock_file(index)
+                if index in kept:
+                    made[index] = mutex.adopt(path)
+                    continue
                 made[index] = mutex.create(
                     path, token=term.token, node=self._config.node, gid=self._config.gid, note=self._note
                 )

@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from supervisor import proc
 from supervisor.cgroup import Group
@@ -23,6 +25,11 @@ class Footprint:
         if cgroup is not None:
             with contextlib.suppress(FileNotFoundError):  # it may be over already
                 self._group = Group.open(cgroup)
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> "Footprint":
+        """Of what the keeper's `hello` says of a service."""
+        return cls(found["pid"], found["start_ticks"], found["cgroup"])
 
     def pids(self) -> list[int]:
         """All of its processes, zombies included, of its jobs too."""

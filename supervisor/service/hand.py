@@ -17,6 +17,7 @@ from supervisor.service.footprint import Footprint
 from supervisor.service.line import Line
 from supervisor.service.messages import Ended
 from supervisor.service.order import OrderError, Surroundings, make_order
+from supervisor.service.record import Record
 
 CALL_LIMIT = 2.0
 """Seconds for one answer of the keeper, which never waits for anything itself."""
@@ -40,6 +41,8 @@ class Shared:
     gpus: Mapping[int, GpuFacts]
     driver: GpuDriver
     lines: Mapping[int, Line]
+    keep: Callable[[str, Record], None]
+    """Write what a restarted supervisor must know of this service."""
     wake: Callable[[str], None]
     """Look again, you of this name: it may be your turn."""
     tell: Callable[[str], None]
@@ -98,6 +101,12 @@ class Hand:
         self.footprint = Footprint(reply["pid"], reply["start_ticks"], reply.get("cgroup"))
         self.holds_lock = self.wants_lock
         return None
+
+    def adopt(self, footprint: Footprint, *, holds_lock: bool, empty: bool) -> None:
+        """Started by an earlier run of this supervisor, or by an earlier keeper."""
+        self.drop()
+        self.footprint, self.holds_lock, self.emptied = footprint, holds_lock, empty
+        self._keeper_lost = self.uncertain = False
 
     async def terminate(self) -> None:
         """SIGTERM to every process of it."""

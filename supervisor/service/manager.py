@@ -5,17 +5,22 @@ refuses what is over. Nor does it watch devices (supervisor.watchdog): it is tol
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+import signal
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from election.clock import Clock
 from supervisor.config.schema import Service
 from supervisor.gpu.driver import GpuDriver, GpuFacts
-from supervisor.service.hand import Keeper, Shared
+from supervisor.keeper.client import KeeperGone, KeeperRefused
+from supervisor.service.footprint import Footprint
+from supervisor.service.hand import CALL_LIMIT, Keeper, Shared
 from supervisor.service.line import Line
 from supervisor.service.messages import Emptied, Exited, Look, Reset, Restart, Stop
 from supervisor.service.order import Surroundings
+from supervisor.service.record import Record, Records
 from supervisor.service.requests import Act, Decision, Seen, Verb, decide
 from supervisor.service.runner import KILL_WAIT, Runner
 from supervisor.service.states import ALIVE, State
@@ -26,6 +31,8 @@ AFTER_KILL = 0.5
 """Seconds that a stop waits, after its kill, to see everything empty: a kill takes 15 ms, a dump of memory longer."""
 SETTLE = 0.5
 """Seconds that an operator's request waits for the first change of state that follows from it."""
+STRANGER_GRACE = 10.0
+"""Seconds from SIGTERM to SIGKILL for a service that is no longer configured."""
 NEVER = float("inf")
 
 
@@ -43,6 +50,7 @@ class Services:
         log: Path,
         gpus: Mapping[int, GpuFacts],
         driver: GpuDriver,
+        records: Records,
         on_event: Callable[[str], None],
     ) -> None:
         """`gpus` by index. `on_event` gets a sentence for each change of state and each trouble."""
@@ -64,10 +72,67 @@ class Services:
             gpus=gpus,
             driver=driver,
             lines=self.lines,
+            keep=records.put,
             wake=self._wake,
             tell=on_event,
         )
+        self._records, self._keeper = records, keeper
+        self._remembered: dict[str, Record | None] = {}
+        self._strangers: set[asyncio.Task[None]] = set()
         self.runners = {name: Runner(name, spec, shared) for name, spec in specs.items()}
+
+    async def remember(self) -> None:
+        """What an earlier run of this supervisor knew of the services, in this boot. Once, before anything else."""
+        for name, runner in self.runners.items():
+            self._remembered[name] = record = await asyncio.to_thread(self._records.load, name)
+            if record is not None:
+                runner.remember(record)
+
+    async def adopt(
+        self,
+        token: int,
+        found: Mapping[str, Mapping[str, Any]],
+        held: Iterable[Mapping[str, Any]],
+        *,
+        deadline: float,
+    ) -> None:
+        """Go on with the services that the keeper has (`hello`: `services`, `held`), whether an earlier run of this
+        supervisor or an earlier keeper started them; launch the others. Raises as `launch` does."""
+        for line in self.lines.values():
+            line.holder = None
+        for row in held:
+            self._taken(row["gpu"], row["holder"])
+        for name, entry in found.items():
+            runner = self.runners.get(name)
+            if runner is None:
+                task = asyncio.create_task(self._end_stranger(name, Footprint.of(entry)), name=f"stranger-{name}")
+                self._strangers.add(task)
+                task.add_done_callback(self._strangers.discard)
+            elif not runner.lives and (entry["running"] or not entry["empty"]):
+                self._adopt(runner, token, entry)
+        for name, runner in self.runners.items():
+            if runner.lives:
+                runner.look_again(found.get(name))
+        await self._launch([runner for runner in self.runners.values() if not runner.lives], token, deadline)
+
+    def _adopt(self, runner: Runner, token: int, entry: Mapping[str, Any]) -> None:
+        name, before = runner.name, self._remembered.get(runner.name)
+        runner.adopt(token, Footprint.of(entry), entry)
+        self._tasks[name] = asyncio.create_task(runner.live(), name=f"service-{name}")
+        if before is not None and before.spec != runner.spec_hash:
+            self._tell(f"{name}: its configuration has changed: `gpuward service restart {name}` applies it")
+
+    async def _end_stranger(self, name: str, footprint: Footprint) -> None:
+        """A service of an earlier run that is no longer configured."""
+        self._tell(f"{name}: runs although it is no longer configured: asked to end")
+        for op, patience in (("signal", STRANGER_GRACE), ("kill", KILL_WAIT), ("remove", 0.0)):
+            now = self.clock.now()
+            fields = {"signal": int(signal.SIGTERM)} if op == "signal" else {}
+            with contextlib.suppress(KeeperGone, KeeperRefused):
+                await self._keeper.call(op, deadline=now + CALL_LIMIT, service=name, **fields)
+            while not footprint.empty() and self.clock.now() < now + patience:
+                await self.clock.sleep_until(self.clock.now() + LIFE_EVERY)
+        self._tell(f"{name}: {'survives SIGKILL' if not footprint.empty() else 'has ended'}")
 
     async def launch(self, token: int, *, deadline: float) -> None:
         """Start every service under this term, in parallel; return when the keeper has been asked about each.
@@ -76,8 +141,11 @@ class Services:
         Raises KeeperRefused or KeeperGone where
         the keeper starts nothing at all, TimeoutError at `deadline` (boot-time seconds).
         """
+        await self._launch(list(self.runners.values()), token, deadline)
+
+    async def _launch(self, runners: list[Runner], token: int, deadline: float) -> None:
         self._token = token
-        by_priority = sorted(self.runners.values(), key=lambda runner: -runner.spec.priority)
+        by_priority = sorted(runners, key=lambda runner: -runner.spec.priority)
         asked = [runner for runner in by_priority if self._begin(runner, token)]
         async with asyncio.timeout_at(deadline):
             for runner in asked:
@@ -130,14 +198,17 @@ class Services:
             if runner is not None:
                 runner.post(Exited(event["pid"], event["status"]) if kind == "exited" else Emptied())
         elif kind == "lock-taken" and event.get("gpu") in self.lines:
-            holder = event.get("holder") or {}
-            self.lines[event["gpu"]].taken(str(holder.get("service")))
+            self._taken(event["gpu"], event.get("holder") or {})
         elif kind == "lock-free" and event.get("gpu") in self.lines:
             line = self.lines[event["gpu"]]
             line.free(self.clock.now())
             following = line.first()
             if following is not None:
                 self._wake(following)
+
+    def _taken(self, gpu: int, holder: Mapping[str, Any]) -> None:
+        if gpu in self.lines:
+            self.lines[gpu].taken(str(holder.get("service")))
 
     async def run(self) -> None:
         """Show life until cancelled; then the runners end too, and the processes stay as they are."""
@@ -146,7 +217,7 @@ class Services:
                 self.life = self.clock.now()
                 await asyncio.sleep(LIFE_EVERY)
         finally:
-            tasks = list(self._tasks.values())
+            tasks = [*self._tasks.values(), *self._strangers]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,14 +7,17 @@ in the service's own restart accounting: it never reaches another service.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
 
 from supervisor.config.schema import Service
 from supervisor.service import restart
 from supervisor.service.device import DeviceRules, device_clear
+from supervisor.service.footprint import Footprint
 from supervisor.service.hand import Busy, Hand, Shared
 from supervisor.service.line import Line
 from supervisor.service.messages import BUSY_EXIT, Emptied, Ended, Exited, Message, Reset, Restart, Stop, describe
+from supervisor.service.record import Record, spec_hash
 from supervisor.service.states import ALIVE, State, step
 
 KILL_WAIT = 5.0
@@ -39,6 +42,7 @@ class Runner:
     def __init__(self, name: str, spec: Service, shared: Shared) -> None:
         self.name = name
         self.spec = spec
+        self.spec_hash = spec_hash(spec)
         self.hand = Hand(name, spec, shared)
         self.state = State.STOPPED
         self.why = "not launched yet"
@@ -90,6 +94,8 @@ class Runner:
             if not message.operator:
                 self._stopped.set()
         self._mailbox.put_nowait(message)
+        if isinstance(message, Reset) or (isinstance(message, Stop) and message.operator):
+            self._keep()
 
     @property
     def ends(self) -> bool:
@@ -111,10 +117,12 @@ class Runner:
     def hold(self) -> None:
         """An operator stops what does not run: no term starts it."""
         self.held, self.why = True, STOPPED_BY_OPERATOR
+        self._keep()
 
     def release(self) -> None:
         """An operator's stop is over; nothing is started by this."""
         self.held, self.why = False, "no longer stopped by an operator"
+        self._keep()
 
     def forgive(self) -> None:
         """An operator's reset while nobody reads its messages, between two terms."""
@@ -129,17 +137,71 @@ class Runner:
         """
         if self.state not in {State.STOPPED, State.DEGRADED}:
             return False
-        self._token, self._stop, self._finished = token, None, False
-        self._mailbox = asyncio.Queue()
-        self.hand.refusal = self.started_at = None
+        self._enter(token)
         self.restarts = 0
-        self._stopped.clear()
-        self.asked.clear()
         if self.state is State.DEGRADED and self._account.degraded:
             self.asked.set()
         else:
             self._to(State.STARTING, "launched")
         return True
+
+    def _enter(self, token: int) -> None:
+        self._token, self._stop, self._finished = token, None, False
+        self._mailbox = asyncio.Queue()
+        self.hand.refusal = self.started_at = None
+        self._stopped.clear()
+        self.asked.clear()
+
+    def remember(self, record: Record) -> None:
+        """What an earlier run of this supervisor knew, in this boot: before anything is launched or adopted."""
+        self._account, self.held, self.restarts = record.account, record.held, record.restarts
+        if self.held:
+            self.why = STOPPED_BY_OPERATOR
+        elif self._account.degraded:
+            self._to(State.STARTING, "known from an earlier run of the supervisor")
+            self._to(State.STOPPING, record.why)
+            self._to(State.DEGRADED, record.why)
+
+    def adopt(self, token: int, footprint: Footprint, found: Mapping[str, Any]) -> None:
+        """It goes on from an earlier run of this supervisor; `found` is what the keeper's `hello` says of it. To be
+        followed by `look_again`."""
+        self._enter(token)
+        self.hand.adopt(footprint, holds_lock=found["lock"] is not None, empty=found["empty"])
+        self.started_at = found["since_ns"] / 1e9
+        self.asked.set()
+        self._to(State.STARTING, "adopted; its earlier output is in its log file")
+
+    def look_again(self, found: Mapping[str, Any] | None) -> None:
+        """Its keeper was replaced, or it was adopted: what ended meanwhile was told to nobody. `found` as in `adopt`;
+        None: the keeper does not know it."""
+        footprint = self.hand.footprint
+        if footprint is None:
+            return
+        if footprint.pid == 0:
+            self.post(Restart("its start was interrupted: what there is of it is ended", kill=True, counts=False))
+        elif found is None or not found["running"] or found["pid"] != footprint.pid:
+            self.post(Exited(footprint.pid, None if found is None else found["status"]))
+        if found is None or found["empty"]:
+            self.post(Emptied())
+
+    def _record(self) -> Record:
+        footprint = self.hand.footprint
+        return Record(
+            token=self._token,
+            spec=self.spec_hash,
+            state=self.state.value,
+            why=self.why,
+            held=self.held,
+            restarts=self.restarts,
+            executable=self.spec.command[0],
+            account=self._account,
+            pid=None if footprint is None else footprint.pid,
+            start_ticks=None if footprint is None else footprint.start_ticks,
+            cgroup=None if footprint is None else footprint.cgroup,
+        )
+
+    def _keep(self) -> None:
+        self._shared.keep(self.name, self._record())
 
     async def live(self) -> None:
         """Run until it is stopped. Raises nothing but CancelledError."""
@@ -267,6 +329,7 @@ class Runner:
             self._to(State.STARTING, f"its turn on GPU {self.spec.gpu}")
         self.restarts += self.started_at is not None
         self.started_at = self._shared.clock.now()
+        self._keep()
         if outcome is not None:
             self._end(outcome)
 
@@ -400,5 +463,6 @@ class Runner:
         self._shared.tell(f"{self.name}: {self.state.value} → {new.value}: {why} ({sentence})")
         self.state, self.why, self.since, self.next_at = new, why, self._shared.clock.now(), None
         self._moved.set()
+        self._keep()
         if new not in {State.RUNNING, State.STOPPING}:
             self._healthy_since = None

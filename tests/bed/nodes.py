@@ -1,5 +1,6 @@
 """Real supervisors for tests: `gpuward run` on a configuration of the test's own, in a cgroup of its own."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,6 +18,10 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
+from election.clock import BootClock
+from election.record import Keys, TermRecord
+from election.store import Put, Txn
+from election.stores.local import LocalStore
 from supervisor import proc
 from supervisor.demo import cleanup
 
@@ -52,6 +57,11 @@ class NodeBed:
     def add_service(self, name: str, *command: str, **keys: Any) -> None:
         own = {"command": list(command), "user": "root", "ready_after": "200ms", "stop_timeout": "1s"}
         self.config["services"][name] = own | keys
+
+    def after_an_orderly_end(self) -> "NodeBed":
+        """The cluster's last term ended in good order: this node may claim at once (rule 8a). Local store only."""
+        asyncio.run(_end_a_term(self.folder.parent / "election.db"))
+        return self
 
     def start(self) -> "NodeBed":
         """The supervisor as a child of the test."""
@@ -158,6 +168,14 @@ def make_node(tmp_path: Path, own_cgroup: str) -> Iterator[Make]:
     yield make
     for node in made:
         node.end()
+
+
+async def _end_a_term(file: Path) -> None:
+    clock = BootClock()
+    store = LocalStore(file, clock=clock)
+    term = TermRecord(instance="before", node="before", ttl_s=TTL, began="then", ended="then", because="a test")
+    await store.commit(Txn((), (Put(Keys("test").term, term.to_json()),)), deadline=clock.now() + 5)
+    await store.close()
 
 
 def free_port() -> int:

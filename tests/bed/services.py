@@ -13,7 +13,9 @@ from supervisor import mutex
 from supervisor.config.schema import Service
 from supervisor.gpu.driver import GpuFacts
 from supervisor.gpu.simulated import SimulatedDriver, device_file
+from supervisor.proc import boot_id
 from supervisor.service.manager import Services
+from supervisor.service.record import Records
 from supervisor.service.states import State
 from tests.bed.keeper import Bed, soon, until
 
@@ -50,6 +52,7 @@ class NodeBed:
             log=bed.run,
             gpus=self.gpus,
             driver=driver,
+            records=Records(bed.run, boot_id(), self.events.append),
             on_event=self.events.append,
         )
         seen, bed.client.on_event = bed.client.on_event, self._keeper_event

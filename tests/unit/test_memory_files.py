@@ -30,7 +30,7 @@ class Folders:
 
     def memory(self, boot_id: str = "boot1") -> FileMemory:
         """As a newly started supervisor has it."""
-        return FileMemory(self.state, self.run, boot_id, "home", self.reports.append)
+        return FileMemory(self.state, self.run, boot_id, "home", 9, self.reports.append)
 
     def path(self, name: str) -> Path:
         return (self.run if name == "term.json" else self.state) / name
@@ -222,21 +222,21 @@ async def test_two_writes_at_once_leave_the_higher_token_and_a_whole_file(
         real(path, data, mode)
 
     monkeypatch.setattr(memory_module, "write_atomically", slow_first)
-    memory = FileMemory(tmp_path, tmp_path, "boot1", "home", print)
+    memory = FileMemory(tmp_path, tmp_path, "boot1", "home", 9, print)
     await memory.load()
     await asyncio.gather(memory.note_token(40), memory.note_token(50))
-    assert (await FileMemory(tmp_path, tmp_path, "boot1", "home", print).load()).floor == 50
+    assert (await FileMemory(tmp_path, tmp_path, "boot1", "home", 9, print).load()).floor == 50
     assert os.listdir(tmp_path) == ["floor.json"]
 
 
 async def test_terms_of_this_boot_count_as_running_where_their_end_cannot_be_proven(tmp_path: Path) -> None:
     """Rule 8c in weak containment goes by the boot id alone."""
     for boot, instance in (("boot1", "old"), ("boot2", "new")):
-        memory = FileMemory(tmp_path, tmp_path, boot, "home", print)
+        memory = FileMemory(tmp_path, tmp_path, boot, "home", 9, print)
         await memory.load()
         await memory.note_claim(instance)
     await memory.note_term(Term("new", 7, 1))
-    again = FileMemory(tmp_path, tmp_path, "boot2", "home", print)
+    again = FileMemory(tmp_path, tmp_path, "boot2", "home", 9, print)
     assert (await again.load()).instances == ("old", "new")
     again.this_boot_is_gone = False
     found = await again.load()
