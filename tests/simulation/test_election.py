@@ -1,12 +1,14 @@
 """The election under random faults in virtual time: never two, tokens rise, and somebody leads once faults stop."""
 
+import asyncio
+
 import pytest
 
 from election import events
 from election.phases import Holding, StandingBy
 from election.store import ErrorClass, StoreError
 from election.stores.memory import ApplyLate, Call, Fail, LoseReply
-from tests.simulation.world import KEYS, World
+from tests.simulation.world import KEYS, Node, World
 
 pytestmark = pytest.mark.virtual_time
 
@@ -301,3 +303,78 @@ async def test_random_faults_never_give_two_holders_and_somebody_leads_once_they
         await world.until_led(within=3 * world.timing.ttl)
     finally:
         await world.stop()
+
+
+async def test_a_supervisor_restarted_within_its_authority_goes_on_with_the_same_term() -> None:
+    """Rule 15: its services never ended, and its standbys wait on from the refresh that it sends at once."""
+    world = World(seed=6)
+    world.start()
+    try:
+        first = await world.until_led(within=12.0)
+        await world.until_refreshed(first)
+        term = first.disk.term
+        await first.kill()
+        await world.watch_for(2.0)
+        first.start()
+        assert await world.until_led(within=0.5) is first
+        assert first.disk.term == term
+        await world.watch_for(100.0)
+        assert [interval.node for interval in world.intervals] == [first.name]
+    finally:
+        await world.stop()
+
+
+async def test_a_resumed_term_that_cannot_be_refreshed_ends_by_the_deadlines_of_its_last_refresh() -> None:
+    world = World(seed=7)
+    world.start()
+    try:
+        first = await world.until_led(within=12.0)
+        t0 = await world.until_refreshed(first)
+        await first.kill()
+        first.store.cut_off()
+        await world.watch_for(1.0)
+        first.start()
+        await world.until_gone(first, within=world.timing.ttl)
+        ended = world.intervals[0].ended
+        assert ended is not None
+        assert ended <= t0 + world.timing.switch + 0.01
+        assert await world.until_led(within=12.0) is not first
+    finally:
+        await world.stop()
+
+
+async def test_a_term_lost_while_its_supervisor_was_dead_is_ended_at_once_and_not_resumed() -> None:
+    world = World(seed=8)
+    world.start()
+    try:
+        first = await world.until_led(within=12.0)
+        await first.kill()
+        world.revoke_all()
+        first.start()
+        await world.until_gone(first, within=3.0)
+    finally:
+        await world.stop()
+
+
+@pytest.mark.parametrize("seed", range(100, 120))
+async def test_supervisors_that_crash_all_the_time_never_make_two_holders(seed: int) -> None:
+    world = World(seed)
+    world.start()
+    try:
+        for _ in range(30):
+            for node in world.nodes:
+                if node.elector is not None and world.random.random() < 0.5:
+                    await node.kill()
+                    asyncio.get_running_loop().call_later(world.random.random() * 6, _start_again, node)
+            if world.random.random() < 0.3:
+                await world.break_something()
+            await world.watch_for(world.random.random() * world.timing.ttl)
+        await world.watch_for(3.5 * world.timing.ttl)
+        await world.until_led(within=3 * world.timing.ttl)
+    finally:
+        await world.stop()
+
+
+def _start_again(node: Node) -> None:
+    if node.elector is None:
+        node.start()

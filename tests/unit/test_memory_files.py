@@ -242,3 +242,22 @@ async def test_terms_of_this_boot_count_as_running_where_their_end_cannot_be_pro
     found = await again.load()
     assert found.instances == ("old",)
     assert found.term is None
+
+
+async def test_a_term_is_resumable_only_for_the_same_boot_home_and_ttl_and_before_its_end(folders: Folders) -> None:
+    """Rule 15."""
+    await fill(folders)
+    assert await folders.memory().resumable() == (TERM, 50)
+    assert await folders.memory("boot2").resumable() is None
+    args = (folders.state, folders.run, "boot1")
+    assert await FileMemory(*args, "elsewhere", 9, folders.reports.append).resumable() is None
+    assert await FileMemory(*args, "home", 90, folders.reports.append).resumable() is None
+    await folders.memory().note_end_begun(TERM)
+    assert await folders.memory().resumable() is None
+
+
+async def test_a_resumed_term_is_none_that_is_gone(folders: Folders) -> None:
+    await fill(folders)
+    memory = folders.memory()
+    memory.resumed_from = 3.0
+    assert await memory.load() == Remembered((), 50, TERM, 3.0)
