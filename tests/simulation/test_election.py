@@ -330,6 +330,7 @@ async def test_a_resumed_term_that_cannot_be_refreshed_ends_by_the_deadlines_of_
     try:
         first = await world.until_led(within=12.0)
         t0 = await world.until_refreshed(first)
+        await world.watch_for(0.1)  # the keeper is armed with it
         await first.kill()
         first.store.cut_off()
         await world.watch_for(1.0)
@@ -337,7 +338,7 @@ async def test_a_resumed_term_that_cannot_be_refreshed_ends_by_the_deadlines_of_
         await world.until_gone(first, within=world.timing.ttl)
         ended = world.intervals[0].ended
         assert ended is not None
-        assert ended <= t0 + world.timing.switch + 0.01
+        assert ended <= t0 + world.timing.kill + 0.01  # by the supervisor itself, before the keeper has to
         assert await world.until_led(within=12.0) is not first
     finally:
         await world.stop()
