@@ -4,14 +4,15 @@ What stands in a cgroup is an earlier run's only if no other keeper has that cgr
 there is touched, and nothing of this boot counts as gone.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from election.clock import Clock
 from election.timing import LIFE
 from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.keeper.link import KeeperLink
 from supervisor.remains import Remains
-from supervisor.run_folder import RunFolder, nobody_else_in
+from supervisor.run_folder import RunFolder, no_keeper_in, nobody_else_in
 
 CLEAN_UP = 10.0
 """Seconds given to the processes of an earlier run before those with SIGKILL pending are frozen and named."""
@@ -29,12 +30,23 @@ async def end_earlier_run(
         await keeper.leave(deadline=clock.now() + LIFE)
         await _ensure(keeper, clock, note)
     left += await _in_earlier_cgroup(folder, remains, clock, note)
-    if keeper.connected and not ended:
-        left += await remains.end(None, by=clock.now() + CLEAN_UP)
-    gone = ended or (keeper.connected and not remains.weak)
+    with _ours(folder, keeper) as ours:
+        if ours and not ended:
+            left += await remains.end(None, by=clock.now() + CLEAN_UP)
+        gone = ended or (ours and not remains.weak)
     if gone and not left:
         folder.note_parent()
     return left, gone
+
+
+@contextlib.contextmanager
+def _ours(folder: RunFolder, keeper: KeeperLink) -> Iterator[bool]:
+    """Is what stands in our cgroup an earlier run's of ours? The keeper that has it is ours, or nobody has it."""
+    if keeper.connected or folder.cgroup is None:
+        yield keeper.connected
+        return
+    with no_keeper_in(folder.cgroup) as free:
+        yield free
 
 
 async def _by_its_keeper(keeper: KeeperLink, clock: Clock, note: Callable[[str], None]) -> tuple[list[int], bool]:
@@ -45,11 +57,11 @@ async def _by_its_keeper(keeper: KeeperLink, clock: Clock, note: Callable[[str],
     if armed is None:
         return [], keeper.found
     note(f"ending term {armed['token']} of an earlier run")
-    by = clock.now() + CLEAN_UP
+    by = min(clock.now() + CLEAN_UP, max(clock.now(), armed["deadline_ns"] / 1e9))  # then its switch does it anyway
     try:
-        answer = await keeper.call("end", deadline=by + LIFE, token=armed["token"], by_ns=int(by * 1e9))
+        answer = await keeper.call("end", deadline=by + 0.5, token=armed["token"], by_ns=int(by * 1e9))
     except (KeeperGone, KeeperRefused) as error:
-        note(f"the keeper did not end it: {error}")
+        note(f"the keeper did not end it, ending it without: {error}")
         return [], False
     return list(answer["unkillable"]), True
 

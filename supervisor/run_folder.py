@@ -162,9 +162,20 @@ def nobody_else_in(cgroup: str) -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         try:
             stack.callback(os.close, _lock_cgroup(cgroup))
+        except (OSError, FolderError):
+            yield False
+            return
+        yield stack.enter_context(no_keeper_in(cgroup))
+
+
+@contextlib.contextmanager
+def no_keeper_in(cgroup: str) -> Iterator[bool]:
+    """True, while it lasts, if no keeper has this fenced parent."""
+    with contextlib.ExitStack() as stack:
+        try:
             keeper = stack.enter_context(contextlib.closing(Group.open(cgroup)))
             fcntl.flock(keeper.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (OSError, FolderError):
+        except OSError:
             yield False
             return
         yield True

@@ -36,6 +36,10 @@ class KeeperGone(Exception):  # noqa: N818
     """No answer by the deadline, or the connection is broken. What was asked may or may not have happened."""
 
 
+class KeeperSilent(KeeperGone):
+    """No answer by the deadline, on a connection that stands."""
+
+
 class KeeperClient:
     """One connection. Made by `connect` or `spawn`."""
 
@@ -77,7 +81,7 @@ class KeeperClient:
                 await self._send(data, list(fds))
                 answer = await future
         except TimeoutError:
-            raise KeeperGone(f"{op}: no answer by the deadline") from None
+            raise KeeperSilent(f"{op}: no answer by the deadline") from None
         finally:
             self._waiting.pop(number, None)
         return _fields(answer)
