@@ -10,6 +10,7 @@ import fcntl
 import os
 import resource
 import signal
+import stat
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
@@ -149,7 +150,10 @@ def _set_stdio(log: str | None) -> None:
     out = null
     if log is not None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
-        out = os.open(log, flags, 0o640)
+        out = os.open(log, flags | os.O_NONBLOCK, 0o640)  # a FIFO without a reader: ENXIO
+        if not stat.S_ISREG(os.fstat(out).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        os.set_blocking(out, True)
     os.dup2(null, 0)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -12,7 +12,7 @@ from election.clock import Clock
 from supervisor.config.schema import Service
 from supervisor.gpu.aside import Aside, StillStuckError
 from supervisor.gpu.driver import GpuDriver, GpuFacts
-from supervisor.keeper.client import KeeperGone, KeeperRefused
+from supervisor.keeper.client import KeeperGone, KeeperRefused, KeeperSilent
 from supervisor.service.footprint import Footprint
 from supervisor.service.line import Line
 from supervisor.service.messages import Ended
@@ -93,6 +93,10 @@ class Hand:
             reply = await self._shared.keeper.call("start", deadline=deadline, lock=lock, **order)
         except KeeperRefused as refusal:
             return self._refused(refusal)
+        except KeeperSilent:
+            self.uncertain = True
+            where = "is its log, its cwd or its command on a disk that does not answer?"
+            return Ended(f"did not start within {CALL_LIMIT:g} s: {where}")
         except KeeperGone as error:
             self.refusal, self.uncertain = error, True
             return Ended(f"the keeper did not answer: {error}")

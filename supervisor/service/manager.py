@@ -33,6 +33,8 @@ SETTLE = 0.5
 """Seconds that an operator's request waits for the first change of state that follows from it."""
 STRANGER_GRACE = 10.0
 """Seconds from SIGTERM to SIGKILL for a service that is no longer configured."""
+ASK = 2.5
+"""Seconds that a launch waits for one whose env_file or log does not answer; normally milliseconds."""
 NEVER = float("inf")
 
 
@@ -135,11 +137,11 @@ class Services:
         self._tell(f"{name}: {'survives SIGKILL' if not footprint.empty() else 'has ended'}")
 
     async def launch(self, token: int, *, deadline: float) -> None:
-        """Start every service under this term, in parallel; return when the keeper has been asked about each.
+        """Start every service under this term, in parallel; return when the keeper has been asked about each, after ASK
+        or at `deadline` (boot-time seconds) at the latest.
 
-        One that an operator stopped stays stopped. A service that fails, or waits for a lock, does not fail the launch.
-        Raises KeeperRefused or KeeperGone where
-        the keeper starts nothing at all, TimeoutError at `deadline` (boot-time seconds).
+        One that an operator stopped stays stopped. A service that fails, hangs, or waits for a lock does not fail the
+        launch. Raises KeeperRefused or KeeperGone where the keeper starts nothing at all.
         """
         await self._launch(list(self.runners.values()), token, deadline)
 
@@ -147,12 +149,18 @@ class Services:
         self._token = token
         by_priority = sorted(runners, key=lambda runner: -runner.spec.priority)
         asked = [runner for runner in by_priority if self._begin(runner, token)]
-        async with asyncio.timeout_at(deadline):
-            for runner in asked:
-                await runner.asked.wait()
+        await self._until_asked(asked, min(deadline, self.clock.now() + ASK))
         for runner in asked:
+            if not runner.asked.is_set():
+                self._tell(f"{runner.name}: is still being started; the others do not wait for it")
             if runner.hand.refusal is not None:
                 raise runner.hand.refusal
+
+    async def _until_asked(self, runners: list[Runner], deadline: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                for runner in runners:
+                    await runner.asked.wait()
 
     def _begin(self, runner: Runner, token: int) -> bool:
         """False: it is not started under this term, and the reason has been told."""

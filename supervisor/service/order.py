@@ -4,7 +4,9 @@ Made anew for each start, so a changed env_file counts from the next start on. I
 accounts (which may ask a directory server): it blocks, so it runs in a thread.
 """
 
+import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,9 @@ def read_env_file(file: Path) -> dict[str, str]:
     Raises OrderError with file and line, never with the value: it may be a secret.
     """
     try:
-        with file.open("rb") as source:
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
+            if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+                raise OrderError(f"env_file {file}: not a regular file")
             raw = source.read(MAX_ENV_FILE + 1)
         text = raw.decode("utf-8")
     except OSError as error:
