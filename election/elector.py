@@ -103,6 +103,7 @@ class Elector:
         self.written: record.LeaderRecord | None = None
         """What our own last refresh wrote: for display."""
         self._offset = clock.wall() - clock.now()
+        self._disk_trouble = ""
 
     # --- for the host
 
@@ -253,10 +254,10 @@ class Elector:
         lease = 0
         try:
             lease = await self._grant()
-            await self._journal(claim.instance)
         except StoreError as error:
             self.post(e.ClaimFailed(claim.instance, lease, 0.0, "not sent", str(error)))
             return
+        await self._journal(claim.instance)
         t0 = self._clock.now()
         began = record.timestamp(self._clock.wall())
         try:
@@ -284,13 +285,9 @@ class Elector:
         )
 
     async def _journal(self, instance: str) -> None:
-        try:
-            async with asyncio.timeout(DISK):
-                await self._memory.note_claim(instance)
-        except (OSError, TimeoutError) as error:
-            why = f"the journal of claims cannot be written ({error!r}), and no claim is sent without it"
-            self._host.alarm("journal", why)
-            raise StoreError(ErrorClass.TRANSIENT, why, sent=False) from error
+        """A claim that is not in the journal only cannot be known as our own by a later supervisor (rule 8c): the
+        others wait it out. So a full disk costs a wait, and not the claim."""
+        await self._on_disk(partial(self._memory.note_claim, instance))
 
     def _claim_txn(self, claim: e.Claim, lease: int, began: str) -> Txn:
         leader = self._leader_record(e.Term(claim.instance, 0, lease, began), "taking-over", claim.instance)
@@ -369,11 +366,15 @@ class Elector:
 
     async def _on_disk(self, write: Work) -> None:
         """A write that helps but on which nothing hangs: on a full or dead disk the node runs on in memory."""
+        trouble = ""
         try:
             async with asyncio.timeout(DISK):
                 await write()
         except (OSError, TimeoutError) as error:
-            self._host.alarm("disk", f"the memory of terms cannot be written: {error!r}")
+            trouble = f"the memory of terms cannot be written: {error!r}"
+        if trouble and trouble != self._disk_trouble:
+            self._host.alarm("disk", trouble)
+        self._disk_trouble = trouble
 
     # --- the watch
 

@@ -192,17 +192,14 @@ async def test_a_lease_granted_for_another_time_is_given_back_and_the_reader_tol
 
 
 @pytest.mark.parametrize("trouble", ["full", "dead"])
-async def test_without_the_journal_no_claim_is_sent(trouble: str) -> None:
-    """Rule 8c: the instance is on disk before the claim leaves."""
+async def test_without_the_journal_a_claim_is_sent_all_the_same_and_the_trouble_told_once(trouble: str) -> None:
+    """mikopbx 1051: a full disk does not keep a cluster down. What is not on disk only is no known end later (8c)."""
     async with bed() as b:
         b.disk.error = OSError(28, "No space left on device") if trouble == "full" else None
         b.disk.takes = 1e6 if trouble == "dead" else 0.0
-        await b.pass_time(15.0)
-        assert b.store.count("grant") > 0
-        assert b.store.count("commit") == 0
-        assert {kind for kind, _ in b.alarms} >= {"journal"}
-        b.disk.error, b.disk.takes = None, 0.0
-        await b.until_leading(within=5.0)
+        await b.until_leading(within=14.0)
+        await b.pass_time(30.0)
+        assert [kind for kind, _ in b.alarms] == ["disk"]
 
 
 async def test_the_journal_is_written_before_the_claim_is_sent() -> None:
