@@ -49,7 +49,7 @@ def unfit_because(node: Condition) -> list[str]:
         reasons.append(node.store_trouble)
     if node.timing_trouble:
         reasons.append(
-            f"in the last minutes timers or kills were too slow for this TTL, {node.timing_trouble}: "
+            f"timers or kills were too slow for this TTL, {node.timing_trouble}: "
             "relieve this machine, or set a larger `election.ttl`"
         )
     reasons += [f"service {text}" for text in node.stuck_services]

@@ -6,6 +6,7 @@ stop    stand down in good order → member record away → keeper told to go
 """
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import Any
@@ -78,6 +79,7 @@ class Node:
         """Token of the last term whose end was begun."""
         self._work: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._unfit: set[str] = set()
         self._registered = False
         self._exit = 0
         self._build()
@@ -421,6 +423,7 @@ class Node:
                     self.note("the quarantined processes have ended")
                 self._quarantined = left
             await self.keeper.look(deadline=self.clock.now() + LIFE)
+            self._tell_fitness()
             await self.clock.sleep_until(self.clock.now() + LOOK)
 
     @property
@@ -450,6 +453,15 @@ class Node:
                 stay_out_because=because,
             )
         )
+
+    def _tell_fitness(self) -> None:
+        """For the log: why no claim is made, once per reason (numbers in it change all the time)."""
+        reasons = {_without_numbers(reason): reason for reason in self.unfit_because()}
+        for kind in reasons.keys() - self._unfit:
+            self.note(f"unfit to lead: {reasons[kind]}")
+        if self._unfit and not reasons:
+            self.note("fit to lead again")
+        self._unfit = set(reasons)
 
     def _timing_trouble(self) -> str:
         hello = self.keeper.hello
@@ -494,3 +506,7 @@ class Node:
 
     def _store_trouble(self, text: str) -> None:
         self.alarm("store", text)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[0-9.]+", "#", text)

@@ -17,7 +17,7 @@ from supervisor.keeper.adopt import adopt
 from supervisor.keeper.jobs import Jobs
 from supervisor.keeper.locks import Lock
 from supervisor.keeper.loop import Loop, guard, log, rearm
-from supervisor.keeper.pace import Slowest
+from supervisor.keeper.pace import KILLS_NS, Slowest
 from supervisor.keeper.places import CgroupPlaces, Places, TermPlace
 from supervisor.keeper.services import Reply, Services
 
@@ -64,7 +64,7 @@ class Keeper:
         self._ending: _Ending | None = None
         self.leftover: list[TermPlace] = []
         """Terms that are over although something unkillable is left of them."""
-        self.kill_time = Slowest()
+        self.kill_time = Slowest(KILLS_NS)
         """From the kill of a term to the moment at which none of its processes can do anything any more."""
         self._stale: list[int] = []
         self._swept_ns = 0

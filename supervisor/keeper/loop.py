@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from supervisor.keeper.kernel import boot_ns
-from supervisor.keeper.pace import STOPPED_NS, Slowest
+from supervisor.keeper.pace import STOPPED_NS, TICKS_NS, Slowest
 
 Handler = Callable[[int], None]
 """Called with the epoll events of its fd. May be called without cause: fds are reused within one round."""
@@ -21,7 +21,7 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
-        self.tick = Slowest()
+        self.tick = Slowest(TICKS_NS)
         """By how much a timer can have been late: how late the kernel woke us, or how long we did not look."""
         self._woke_ns = time.monotonic_ns()
 

@@ -80,6 +80,7 @@ def _set_up(options: dict[str, str]) -> tuple[Keeper, Loop]:
     os.chdir("/")
     os.umask(0o077)
     kernel.set_name("gpuward-keeper")
+    kernel.real_time()
     _only_one(f"{run}/keeper.pid")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
