@@ -86,13 +86,14 @@ def test_told_to_stop_it_ends_the_services_records_the_end_and_leaves_nothing(ma
     assert time.monotonic() - told < TTL / 2  # by the orderly end (8a), not by waiting
 
 
-def test_a_restarted_supervisor_ends_everything_first_and_then_records_the_end(make_node: Make) -> None:
-    """repmgr 42: a node that comes back starts fenced."""
+def test_a_supervisor_that_may_not_resume_ends_everything_first_and_then_records_the_end(make_node: Make) -> None:
+    """repmgr 42: a node that comes back starts fenced. Under another TTL the old deadlines say nothing (rule 15)."""
     node = make_node()
     node.add_service("one", *SLEEPER)
     first = node.start().until_leading()
     node.kill()
     assert not gone(first["services"][0]["pid"])  # the keeper holds on until the deadline
+    node.config["election"]["ttl"] = TTL + 1
     second = node.start().until_leading()
     assert gone(first["services"][0]["pid"])
     assert second["term"]["token"] > first["term"]["token"]
@@ -107,18 +108,22 @@ def test_a_supervisor_whose_keeper_died_too_still_ends_what_they_left(make_node:
     assert len(left) == 2
     node.kill()
     os.kill(keeper, signal.SIGKILL)
+    node.config["election"]["ttl"] = TTL + 1  # so the term is not resumed
     node.start().until_leading()
     assert all(gone(pid) for pid in left)
     assert first["term"]["token"] > 0
 
 
-def test_a_dead_keeper_ends_the_term_at_once_and_a_new_one_serves_the_next(make_node: Make) -> None:
+def test_a_keeper_that_cannot_be_replaced_ends_the_term_at_once_and_a_new_one_serves_the_next(make_node: Make) -> None:
     """Rule 16: no keeper, no authority."""
     node = make_node()
     node.add_service("one", *SLEEPER)
     first = node.start().until_leading()
+    (node.run / "keeper.log").unlink()
+    (node.run / "keeper.log").mkdir()
     os.kill(node.keeper(), signal.SIGKILL)
     node.until(lambda: gone(first["services"][0]["pid"]), within=3)
+    (node.run / "keeper.log").rmdir()
     second = node.until(lambda: (s := node.until_leading()) and s["term"]["token"] > first["term"]["token"] and s)
     assert second["keeper"]["pid"] != first["keeper"]["pid"]
 
