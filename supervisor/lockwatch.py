@@ -146,7 +146,10 @@ class LockWatch:
     def keeper_event(self, event: Mapping[str, Any]) -> None:
         """See supervisor.keeper.protocol; events that are not about locks are ignored."""
         if event["event"] == "lock-taken":
-            self._takings[event["gpu"]] = _Taking(event["holder"], self._clock.now())
+            before = self._takings.get(event["gpu"])
+            since = event["since_ns"] / 1e9
+            told = before.told if before is not None and before.since == since else Held.FINE
+            self._takings[event["gpu"]] = _Taking(event["holder"], since, told)
         elif event["event"] == "lock-free":
             self._takings.pop(event["gpu"], None)
 

@@ -134,7 +134,7 @@ class Jobs:
             job.lock.holder = {**holder_of(job.service or "job", job.pid, token), "command": command}
             job.lock.describe()
             self._remember()
-            self._event("lock-taken", gpu=job.lock.gpu, holder=job.lock.holder)
+            self._event("lock-taken", gpu=job.lock.gpu, holder=job.lock.holder, since_ns=job.lock.taken_ns)
 
     def leave(self, connection: Connection) -> Packet:
         """The end of a scope: the duplicate is closed, the process stays fenced."""

@@ -44,7 +44,8 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
     quit    {}                      → {}  and exits; refused (`armed`) while a term is armed
 
 Events: `exited {service, pid, status}` (a wait status; null: lost) · `empty {service}`, after `exited` ·
-`lock-taken {gpu, holder}` · `lock-free {gpu}` (the keeper's duplicate is closed; a process may still hold it) ·
+`lock-taken {gpu, holder, since_ns}` (again, with its new process, for a lock that is kept through a restart) ·
+`lock-free {gpu}` (the keeper's duplicate is closed; a process may still hold it) ·
 `fired {token, clean, unkillable, pending, took_ms}` (the switch: the deadline passed) · `cleared {token}` (the last
 unkillable process of a term that is over has gone). When a term ends its services are forgotten without further events.
 

@@ -182,8 +182,8 @@ class Services:
             if service.lock is not None and service.lock.holder is not None:
                 service.lock.holder = {**service.lock.holder, "pid": service.pid}
                 service.lock.describe()
-                if taken:
-                    self._event("lock-taken", gpu=service.lock.gpu, holder=service.lock.holder)
+                lock = service.lock  # kept through a restart, with a new first process
+                self._event("lock-taken", gpu=lock.gpu, holder=lock.holder, since_ns=lock.taken_ns)
             cgroup = None if service.box is None else service.box.cgroup
             self._remember()
             reply(None, "", pid=service.pid, start_ticks=service.start_ticks, cgroup=cgroup)

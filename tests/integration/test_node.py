@@ -274,3 +274,21 @@ def test_a_gateway_that_is_switched_off_is_told_with_the_name_of_the_flag(make_n
         node.start()
         alarm = node.until(lambda: (found := node.status()) and found["alarms"])[0]
         assert "--enable-grpc-gateway" in alarm["text"]
+
+
+def test_the_holder_of_a_lock_that_is_kept_through_a_restart_is_shown_with_its_new_process(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    node.add_service("owner", *SLEEPER, gpu=0, lock="lifetime", gpu_fd="optional")
+    first = node.start().until_leading()
+    held = first["gpus"][0]["lock"]["holder"]
+    assert held["pid"] == first["services"][0]["pid"]
+    os.kill(held["pid"], signal.SIGKILL)
+
+    def shown() -> bool:
+        status = node.status() or {"services": [{"pid": None}], "gpus": [{"lock": {"holder": None}}]}
+        holder, pid = status["gpus"][0]["lock"]["holder"], status["services"][0]["pid"]
+        return bool(
+            holder and pid not in (None, held["pid"]) and holder["pid"] == pid and holder["since"] == held["since"]
+        )
+
+    node.until(shown)
