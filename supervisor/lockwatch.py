@@ -85,6 +85,8 @@ class _Taking:
 
     holder: dict[str, Any]
     since: float
+    taken_ns: int
+    """As the keeper has it: by this a taking is known again."""
     told: Held = Held.FINE
 
 
@@ -147,9 +149,10 @@ class LockWatch:
         """See supervisor.keeper.protocol; events that are not about locks are ignored."""
         if event["event"] == "lock-taken":
             before = self._takings.get(event["gpu"])
-            since = event["since_ns"] / 1e9
-            told = before.told if before is not None and before.since == since else Held.FINE
-            self._takings[event["gpu"]] = _Taking(event["holder"], since, told)
+            if before is not None and before.taken_ns == event["since_ns"]:
+                before.holder = event["holder"]  # the same taking: its service was restarted
+            else:
+                self._takings[event["gpu"]] = _Taking(event["holder"], self._clock.now(), event["since_ns"])
         elif event["event"] == "lock-free":
             self._takings.pop(event["gpu"], None)
 
@@ -157,7 +160,9 @@ class LockWatch:
         """Who holds what now, as the keeper's `hello` has it: whatever was heard before counts no longer."""
         told = {gpu: taking.told for gpu, taking in self._takings.items()}
         self._takings = {
-            row["gpu"]: _Taking(dict(row["holder"]), row["since_ns"] / 1e9, told.get(row["gpu"], Held.FINE))
+            row["gpu"]: _Taking(
+                dict(row["holder"]), row["since_ns"] / 1e9, row["since_ns"], told.get(row["gpu"], Held.FINE)
+            )
             for row in held
         }
 
