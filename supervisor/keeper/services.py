@@ -133,7 +133,15 @@ class Services:
                 service.hear = None
                 self._loop.remove(child.report)
                 os.close(child.report)
-                self._started(service, failure, taken, reply)
+
+                def tell() -> None:
+                    service.hear = None
+                    self._started(service, failure, taken, reply)
+
+                if failure is None or not service.running:
+                    tell()
+                else:
+                    service.hear = tell  # once it is reaped: until then it has its GPU's lock open
 
         def reported(_: int) -> None:
             if service.hear is hear:

@@ -155,15 +155,16 @@ async def test_empty_waits_for_the_last_grandchild(any_keeper: Bed) -> None:
     await any_keeper.event("empty", service="s")
 
 
-async def test_a_child_that_hangs_before_its_exec_blocks_nobody(keeper: Bed) -> None:
-    """A log on a dead disk: here a FIFO that nobody reads."""
+async def test_a_child_that_hangs_before_its_exec_blocks_nobody(keeper: Bed, freezable: Path) -> None:
+    """A log on a dead disk: here on a frozen file system."""
     await keeper.arm(1)
-    os.mkfifo(keeper.run / "s.log")
-    hanging = asyncio.create_task(keeper.start(1, "s", "true"))
+    fsfreeze("-f", freezable)
+    hanging = asyncio.create_task(keeper.start(1, "s", "true", log=str(freezable / "s.log")))
     await keeper.start(1, "t", "true")
     await keeper.event("exited", service="t", status=0)
     assert not hanging.done()
     await keeper.call("kill", service="s")
+    fsfreeze("-u", freezable)
     with contextlib.suppress(KeeperRefused):
         await hanging
     assert (await keeper.call("hello"))["armed"]["token"] == 1
