@@ -96,7 +96,11 @@ def open_true(path: str) -> tuple[int, bool]:
     try:
         return _open(guard, os.O_RDWR), False
     except FileNotFoundError:
-        fresh = True
+        pass
+    except OSError:
+        if not clear_impostor(guard):
+            raise
+    fresh = True
     try:
         fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
@@ -197,18 +201,74 @@ def link_back(path: str, fd: int, *, respect_holder: bool) -> bool:
 
 
 def _replace(path: str, fd: int, respect_holder: bool) -> bool:
-    other = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    other = _flock_other(path) if respect_holder else -1
     temporary = f"{guard_path(path)}.{os.getpid()}"
     try:
-        if respect_holder:
-            flock_now(other, path)
-        if inode_at(temporary) is not None:
-            os.unlink(temporary)
+        _unlink_if_there(temporary)
         _link(fd, temporary)
+        move_folder_aside(path)
         os.rename(temporary, path)
     finally:
-        os.close(other)
+        _unlink_if_there(temporary)  # also when rename had nothing to do: both were the same inode already
+        if other >= 0:
+            os.close(other)
     return True
+
+
+def _flock_other(path: str) -> int:
+    """An fd with the flock of what stands in the lock's place; -1: it is no regular file, so it is nobody's lock."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a symbolic link, a socket, a device
+            return -1
+        raise
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            flock_now(fd, path)
+            return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return -1
+
+
+def move_folder_aside(path: str) -> str | None:
+    """A folder cannot be replaced by rename(2): it gets another name, which is returned. None: it is no folder."""
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            return None
+        aside = f"{path}.replaced-{os.urandom(4).hex()}"
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return None
+    return aside
+
+
+def clear_impostor(guard: str) -> bool:
+    """What stands in the place of a second link and is no regular file goes: it cannot be the lock. A folder is moved
+    aside. False: nothing of that kind was there, or it is not ours to move."""
+    aside = f"{guard}.replaced-{os.urandom(4).hex()}"
+    try:
+        if stat.S_ISREG(os.lstat(guard).st_mode):
+            return False
+        os.rename(guard, aside)
+        found = os.lstat(aside).st_mode
+        if stat.S_ISREG(found):  # the true link had just come back
+            os.rename(aside, guard)
+        elif not stat.S_ISDIR(found):
+            os.unlink(aside)
+    except OSError:
+        return False
+    return True
+
+
+def _unlink_if_there(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
 
 
 def _link(fd: int, path: str) -> None:

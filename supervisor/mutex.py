@@ -6,6 +6,7 @@ flock is the truth about who has the GPU; the JSON in the file is for people, ne
 import contextlib
 import errno
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from supervisor.flock import (
     MutexBusy,
     MutexHolder,
     MutexUnsafe,
+    clear_impostor,
     flock_now,
     flock_pid,
     guard_path,
@@ -25,6 +27,7 @@ from supervisor.flock import (
     inode_at,
     inode_of,
     link_back,
+    move_folder_aside,
     open_true,
     settle,
     take_path,
@@ -70,6 +73,9 @@ class LockFile:
             there = inode_at(name)
             if there != mine:
                 found.append(f"{name} was {'deleted' if there is None else _replaced(name)}")
+                aside = move_folder_aside(name)
+                if aside is not None:
+                    found[-1] += f" and is now {aside}"
                 link_back(name, self.fd, respect_holder=False)
         return "; ".join(found) or None
 
@@ -80,6 +86,7 @@ class LockFile:
         try:
             flock_now(fd, path)
             link_back(path, fd, respect_holder=True)
+            clear_impostor(guard_path(path))
             for name in (path, guard_path(path)):  # in this order: who finds no guard finds no lock file either
                 if inode_at(name) == inode_of(fd):
                     os.unlink(name)
@@ -170,6 +177,15 @@ def remove_stale(path: str | os.PathLike[str]) -> bool:
     return True
 
 
+_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "folder",
+    stat.S_IFLNK: "symbolic link",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFIFO: "FIFO",
+}
+
+
 def _replaced(name: str) -> str:
     """By what, for people: whose file it is, and who holds it."""
     try:
@@ -177,7 +193,8 @@ def _replaced(name: str) -> str:
     except OSError:
         return "replaced"
     pid = flock_pid(found.st_dev, found.st_ino)
-    return f"replaced by a file of uid {found.st_uid}" + (f", which pid {pid} has locked" if pid else "")
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode), "device")
+    return f"replaced by a {kind} of uid {found.st_uid}" + (f", which pid {pid} has locked" if pid else "")
 
 
 def _claim(lock: LockFile, fresh: bool, token: int, node: str, gid: int | None, note: Callable[[str], None]) -> bool:
@@ -193,6 +210,9 @@ def _claim(lock: LockFile, fresh: bool, token: int, node: str, gid: int | None, 
             flock_now(fd, path)
         except MutexBusy:
             raise MutexBusy(path, holders(fd)) from None
+        aside = move_folder_aside(path)
+        if aside is not None:
+            note(f"{path} was a folder beside the lock's second link; it is now {aside}")
         if not settle(path, fd):
             return False
         if not fresh:
