@@ -1,7 +1,9 @@
 """Files that are whole or absent, and files that are really ours. Standard library only."""
 
+import json
 import os
 import stat
+from typing import Any
 
 
 class UnsafeFileError(OSError):
@@ -64,6 +66,14 @@ def read_at_most(path: str | os.PathLike[str], limit: int) -> bytes:
         return os.read(fd, limit)
     finally:
         os.close(fd)
+
+
+def parse_json(raw: bytes) -> Any:
+    """What JSON from a file says. Raises ValueError, also where it is nested too deeply for the parser."""
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _write_new(path: str, data: bytes, mode: int, durable: bool) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from election.events import Term
 from election.memory import Remembered
 from election.phases import GONE_KEPT
-from supervisor.files import read_at_most, write_atomically
+from supervisor.files import parse_json, read_at_most, write_atomically
 
 T = TypeVar("T")
 ROW = ("instance", "boot_id", "home")
@@ -132,10 +132,10 @@ class FileMemory:
 
     def _read(self, path: Path, parse: Callable[[Any], T], missing: T) -> T:
         try:
-            return parse(json.loads(read_at_most(path, LARGEST)))
+            return parse(parse_json(read_at_most(path, LARGEST)))
         except FileNotFoundError:
             return missing
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             aside = path.with_name(f"{path.name}.damaged-{os.urandom(4).hex()}")
             try:
                 path.rename(aside)

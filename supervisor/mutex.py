@@ -142,6 +142,8 @@ def adopt(path: str | os.PathLike[str]) -> LockFile:
     """
     import json
 
+    from supervisor.files import parse_json
+
     name = os.fspath(path)
     _check_folder(os.path.dirname(name) or ".")
     if inode_at(name) is None and inode_at(guard_path(name)) is None:
@@ -153,11 +155,11 @@ def adopt(path: str | os.PathLike[str]) -> LockFile:
     try:
         lock.repair()
         me = proc.identity(os.getpid())
-        found = json.loads(os.pread(fd, 4096, 0))
+        found = parse_json(os.pread(fd, 4096, 0))
         text = json.dumps({**found, "owner": None if me is None else me._asdict()}).encode() + b"\n"
         os.pwrite(fd, text, 0)
         os.ftruncate(fd, len(text))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         pass  # a description that cannot be read is for nobody; the keeper writes it anew with the next holder
     except BaseException:
         lock.close()
@@ -238,10 +240,10 @@ def _description(token: int, node: str) -> dict[str, Any]:
 
 def _stale(path: str, content: bytes) -> str:
     """What to say of a file that was there before. Raises MutexUnsafe when its owner lives and is not us."""
-    import json
+    from supervisor.files import parse_json
 
     try:
-        found = json.loads(content)
+        found = parse_json(content)
         owner = proc.Identity(**found["owner"])
         alive = owner.pid != os.getpid() and proc.is_alive(owner)
     except (ValueError, KeyError, TypeError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from supervisor import mutex, proc
 from supervisor.cgroup import Group, mount_point
 from supervisor.config.schema import Config
-from supervisor.files import read_at_most, write_atomically
+from supervisor.files import parse_json, read_at_most, write_atomically
 from supervisor.keeper.protocol import LOCKS_FILE
 
 LARGEST = 4096
@@ -111,7 +111,7 @@ class RunFolder:
 
     def _read_run_id(self) -> str:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(read_at_most(self._run / "run-id", LARGEST))
+            found = parse_json(read_at_most(self._run / "run-id", LARGEST))
             if found["boot_id"] == self.boot_id:
                 return str(found["run_id"])
         run_id = uuid.uuid4().hex
@@ -121,14 +121,14 @@ class RunFolder:
 
     def _read_parent(self) -> str | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(read_at_most(self._run / "parent.json", LARGEST))
+            found = parse_json(read_at_most(self._run / "parent.json", LARGEST))
             if found["boot_id"] == self.boot_id and found["cgroup"] not in (None, self.cgroup):
                 return str(found["cgroup"])
         return None
 
     def _read_stay_out(self) -> tuple[float, str]:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(read_at_most(self._run / "stay-out.json", LARGEST))
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            found = parse_json(read_at_most(self._run / "stay-out.json", LARGEST))
             if found["boot_id"] == self.boot_id:
                 return float(found["until"]), str(found["because"])
         return 0.0, ""

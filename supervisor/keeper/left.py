@@ -54,7 +54,7 @@ class Left(NamedTuple):
 def read(path: str) -> Left:
     """What an earlier keeper wrote. A corrupt file is set aside, and counts as none."""
     try:
-        return _parse(json.loads(files.read_at_most(path, LARGEST)), proc.boot_id())
+        return _parse(files.parse_json(files.read_at_most(path, LARGEST)), proc.boot_id())
     except FileNotFoundError:
         return Left()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from supervisor import flock
+from supervisor.files import parse_json
 from supervisor.keeper.kernel import boot_ns
 
 MAX_DESCRIPTION = 4096
@@ -108,9 +109,9 @@ class Lock:
 
     def describe(self) -> None:
         """Write who has it into the file, in place; a failure changes nothing about the lock."""
-        text = json.dumps({**self._description, "holder": self.holder}).encode() + b"\n"
         self._written = None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RecursionError):
+            text = json.dumps({**self._description, "holder": self.holder}).encode() + b"\n"
             whole = os.pwrite(self._base, text, 0) == len(text)
             os.ftruncate(self._base, len(text))
             self._written = text if whole else None
@@ -140,7 +141,7 @@ def holder_of(service: str, pid: int, token: int) -> Holder:
 
 def _parse(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.config.schema import Service
-from supervisor.files import read_at_most, write_atomically
+from supervisor.files import parse_json, read_at_most, write_atomically
 from supervisor.service.restart import Account
 
 LARGEST = 64 * 1024
@@ -60,7 +60,7 @@ class Records:
         """None: there is none of this boot. One that is damaged is set aside, and reported. Blocks."""
         path = self._path(name)
         try:
-            found = json.loads(read_at_most(path, LARGEST))
+            found = parse_json(read_at_most(path, LARGEST))
             if not isinstance(found["boot_id"], str):
                 raise TypeError(f"boot_id: {found['boot_id']!r}")
             if found["boot_id"] != self._boot_id:
