@@ -138,6 +138,8 @@ class Node:
     async def run(self) -> int:
         """Until told to stop (0), or another supervisor has this node's name (1)."""
         try:
+            for trouble in self.folder.troubles:
+                self.alarm("disk", trouble)
             await self._clean_up()
             self._spawn(self._records.run())
             self._spawn(self.services.run())

@@ -7,6 +7,7 @@ locks.json        which lock file belongs to which GPU, for `gpuward lock run --
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -22,6 +23,7 @@ from supervisor.keeper.protocol import LOCKS_FILE
 
 LARGEST = 4096
 """Bytes read of one of these files."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FolderError(Exception):
@@ -33,6 +35,8 @@ class RunFolder:
 
     def __init__(self, config: Config, locks: list[int], cgroup: str | None) -> None:
         self._config, self._locks = config, locks
+        self.troubles: list[str] = []
+        """What could not be done at the start although the node runs: sentences for alarms."""
         self._run = config.paths.run
         self.cgroup = cgroup
         """The fenced parent, below the cgroup2 mount; None: weak containment."""
@@ -107,7 +111,19 @@ class RunFolder:
 
     def _publish_locks(self) -> None:
         locks = {str(index): {"path": str(self._config.lock_file(index))} for index in self._config.gpu_indexes}
-        write_atomically(self._run / LOCKS_FILE, json.dumps(locks).encode(), 0o644)
+        path, data = self._run / LOCKS_FILE, json.dumps(locks).encode()
+        with contextlib.suppress(OSError):
+            if read_at_most(path, len(data) + 1) == data:
+                return
+        try:
+            write_atomically(path, data, 0o644)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            self.troubles.append(
+                f"{path} could not be written ({error.strerror}): `gpuward lock run --path` may not know which lock "
+                "file belongs to which GPU; make room in `paths.run`, and start this node anew"
+            )
 
     def _read_run_id(self) -> str:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -115,8 +131,13 @@ class RunFolder:
             if found["boot_id"] == self.boot_id:
                 return str(found["run_id"])
         run_id = uuid.uuid4().hex
-        with contextlib.suppress(OSError):  # unknown after a restart, which then waits a TTL for its name (rule 17)
+        try:
             self._write("run-id", {"boot_id": self.boot_id, "run_id": run_id})
+        except OSError as error:
+            self.troubles.append(
+                f"{self._run}/run-id could not be written ({error.strerror}): after a restart this node waits a TTL "
+                "for its name (rule 17); make room in `paths.run`"
+            )
         return run_id
 
     def _read_parent(self) -> str | None:

@@ -119,9 +119,10 @@ def _only_one(path: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise OSError(f"{path}: another keeper runs, pid {os.read(fd, 20).decode().strip()}") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        raise OSError(f"{path}: another keeper runs, pid {os.read(fd, 20).decode(errors='replace').strip()}") from None
+    with contextlib.suppress(OSError):  # no space: the text is for people, the flock is what counts
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
 
 def _gid(name: str | None) -> int | None:

@@ -14,7 +14,7 @@ import pytest
 
 from supervisor import flock, mutex
 from supervisor.mutex import MutexUnsafe, create, remove_stale, take_path
-from tests.bed.nodes import Make
+from tests.bed.nodes import Make, NodeBed
 
 SLEEPER = ("sleep", "1000")
 DEEP = b"[" * 4000
@@ -151,9 +151,53 @@ def test_a_node_repairs_a_lock_that_became_a_folder_and_leads_again_later(make_n
     inode = lock.stat().st_ino
     put("folder", lock)
     node.until(lambda: lock.is_file() and lock.stat().st_ino == inode)
-    told = node.until(lambda: [row["text"] for row in (node.status() or {})["alarms"] if row["kind"] == "lock-file"])
+    told = node.until(lambda: alarms(node, "lock-file"))
     assert "replaced by a folder" in told[0]
     node.signal(signal.SIGTERM)
     assert node.exit_code() == 0
     assert not lock.exists()
     node.start().until_leading()
+
+
+def test_a_node_starts_on_files_that_are_nested_too_deeply(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    node.add_service("one", *SLEEPER)
+    files = ["run/run-id", "run/parent.json", "run/stay-out.json", "run/term.json", "run/keeper.json"]
+    files += ["run/gpu-0.lock", "run/services/one.json", "state/journal.json", "state/floor.json"]
+    for file in files:
+        (node.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (node.folder / file).write_bytes(DEEP)
+    (node.run / "gpu-0.lock").chmod(0o640)
+    node.start().until_leading()
+
+
+# --- a disk without room
+
+
+def test_a_killed_node_starts_again_in_a_full_run_folder_and_says_so(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    node.add_service("one", *SLEEPER)
+    node.run.mkdir()
+    with mounted(node.run):
+        node.start().until_leading()
+        os.kill(node.keeper(), signal.SIGKILL)
+        node.kill()
+        for name in ("locks.json", "run-id", "keeper.pid"):
+            (node.run / name).unlink()
+        fill(node.run)
+        node.start()
+        node.until_leading(30)
+        told = alarms(node, "disk")
+        for name in ("locks.json", "run-id"):
+            assert any(f"{name} could not be written (No space left" in text for text in told), told
+        node.end()
+
+
+def alarms(node: NodeBed, kind: str) -> list[str]:
+    return [row["text"] for row in (node.status() or {"alarms": []})["alarms"] if row["kind"] == kind]
+
+
+def fill(folder: Path) -> None:
+    with contextlib.suppress(OSError), (folder / "filling").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
