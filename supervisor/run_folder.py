@@ -56,10 +56,12 @@ class RunFolder:
                 path.mkdir(mode=mode, parents=True, exist_ok=True)
             locks.append(_lock(paths.run / "supervisor.lock", f"the run folder {paths.run}", "paths.run"))
             locks.append(_lock(paths.state / "supervisor.lock", f"the state folder {paths.state}", "paths.state"))
+            unlocked = _lock_log(paths.log, locks)
             cgroup = writable_cgroup(config.cgroup)
             if cgroup is not None:
                 locks.append(_lock_cgroup(cgroup))
             folder = cls(config, locks, cgroup)
+            folder.troubles += unlocked
             folder._publish_locks()
         except OSError as error:
             for lock in locks:
@@ -175,6 +177,16 @@ def _lock_cgroup(path: str) -> int:
     """cgroup.events carries the supervisor's lock; the folder itself carries the keeper's."""
     events = Path(f"{mount_point()}{path}/cgroup.events")
     return _lock(events, f"the cgroup {path}", "cgroup", os.O_RDONLY)
+
+
+def _lock_log(path: Path, locks: list[int]) -> list[str]:
+    """The folder itself: two supervisors would rotate each other's files. Returns why it has no lock, if so."""
+    folder = Path(os.path.realpath(path))
+    try:
+        locks.append(_lock(folder, f"the log folder {path}", "paths.log", os.O_RDONLY | os.O_DIRECTORY))
+    except OSError as error:  # some network file systems lock no folders
+        return [f"the log folder {path} cannot be locked ({error.strerror}): see that no other node has it"]
+    return []
 
 
 @contextlib.contextmanager

@@ -201,3 +201,21 @@ def fill(folder: Path) -> None:
     with contextlib.suppress(OSError), (folder / "filling").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
+
+
+# --- what two nodes share
+
+
+def test_two_nodes_with_one_log_folder_are_refused(make_node: Make) -> None:
+    first, second = make_node("n1"), make_node("n2")
+    second.config["paths"]["log"] = first.config["paths"]["log"]
+    first.start()
+    first.until(lambda: first.status())
+    second.start()
+    assert second.exit_code() == 1
+    assert f"the log folder {first.config['paths']['log']}" in second.output()
+    assert "`paths.log`" in second.output()
+    first.signal(signal.SIGTERM)
+    assert first.exit_code() == 0
+    second.start()
+    second.until(lambda: second.status())
