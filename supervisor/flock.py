@@ -329,13 +329,18 @@ def quick_holders(fd: int) -> list[MutexHolder]:
 def flock_pid(device: int, inode: int) -> int | None:
     """Who called flock(2) on this file, by /proc/locks: readable without rights, but the caller may have ended while
     a process that inherited the lock lives on. None: nobody, or not visible here."""
+    return flock_pids().get((device, inode))
+
+
+def flock_pids() -> dict[tuple[int, int], int]:
+    """Of every flock that is visible here: (device, inode) and who called, as `flock_pid` has it."""
+    found: dict[tuple[int, int], int] = {}
     for line in _text("/proc/locks").splitlines():
         fields = line.split()  # 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF; waiters have "->" in field 1
         if len(fields) >= 6 and fields[1] == "FLOCK":
             major, minor, number = fields[5].split(":")
-            if (int(major, 16), int(minor, 16), int(number)) == (os.major(device), os.minor(device), inode):
-                return int(fields[4])
-    return None
+            found.setdefault((os.makedev(int(major, 16), int(minor, 16)), int(number)), int(fields[4]))
+    return found
 
 
 def flocked_fd(pid: int, node: tuple[int, int]) -> int | None:

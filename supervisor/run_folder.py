@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from supervisor import mutex, proc
+from supervisor import flock, mutex, proc
 from supervisor.cgroup import Group, mount_point
 from supervisor.config.schema import Config
 from supervisor.files import parse_json, read_at_most, write_atomically
@@ -23,6 +23,8 @@ from supervisor.keeper.protocol import LOCKS_FILE
 
 LARGEST = 4096
 """Bytes read of one of these files."""
+MOST_GROUPS = 10_000
+"""Groups looked at below our own: a bound, far above what is there without any term."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -57,9 +59,12 @@ class RunFolder:
             locks.append(_lock(paths.run / "supervisor.lock", f"the run folder {paths.run}", "paths.run"))
             locks.append(_lock(paths.state / "supervisor.lock", f"the state folder {paths.state}", "paths.state"))
             unlocked = _lock_log(paths.log, locks)
+            keeper = _keeper_of(paths.run)
+            _refuse_nested(config.cgroup, keeper)  # before anything is made there
             cgroup = writable_cgroup(config.cgroup)
             if cgroup is not None:
                 locks.append(_lock_cgroup(cgroup))
+                _refuse_nested(cgroup, keeper)  # of two that start at once, the later looks when both have their lock
             folder = cls(config, locks, cgroup)
             folder.troubles += unlocked
             folder._publish_locks()
@@ -189,6 +194,57 @@ def _lock_log(path: Path, locks: list[int]) -> list[str]:
     return []
 
 
+def _keeper_of(run: Path) -> int | None:
+    """Pid of the keeper that an earlier run of this node left."""
+    try:
+        found = os.stat(run / "keeper.pid", follow_symlinks=False)
+    except OSError:
+        return None
+    return flock.flock_pid(found.st_dev, found.st_ino)
+
+
+def _refuse_nested(cgroup: str, keeper: int | None) -> None:
+    """A node's cgroup is closed to new groups between its terms, with all that lies in it. Raises FolderError."""
+    found = _nested(cgroup, {os.getpid(), keeper})
+    if found is not None:
+        other, pid = found
+        raise FolderError(
+            f"the cgroup {cgroup} and {other}, which pid {pid} of another node has, lie one in the other: "
+            "give each node a `cgroup` beside the others"
+        )
+
+
+def _nested(cgroup: str, ours: set[int | None], *, keepers: bool = True) -> tuple[str, int] | None:
+    """Another group, above or below, with the lock of a supervisor or a keeper, and who has it. Nothing is taken."""
+    mount = mount_point()
+    if mount is None:
+        return None
+    own = Path(f"{mount}/{cgroup.strip('/')}")
+    above = [folder for folder in own.parents if folder.is_relative_to(mount) and os.access(folder, os.W_OK)]
+    pids = flock.flock_pids()
+    for folder in (*above, *_groups_below(own)):
+        for name in (folder / "cgroup.events", folder) if keepers else (folder / "cgroup.events",):
+            with contextlib.suppress(OSError):
+                found = os.stat(name)
+                pid = pids.get((found.st_dev, found.st_ino))
+                if pid is not None and pid not in ours:
+                    return f"/{folder.relative_to(mount)}", pid
+    return None
+
+
+def _groups_below(own: Path) -> Iterator[Path]:
+    """Nobody's own group lies in a term's."""
+    waiting, seen = [own], 0
+    while waiting and seen < MOST_GROUPS:
+        folder = waiting.pop()
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            below = [folder / name for name in names if not name.startswith("term-")]
+            seen += len(below)
+            waiting += below
+            yield from below
+
+
 @contextlib.contextmanager
 def nobody_else_in(cgroup: str) -> Iterator[bool]:
     """True, while it lasts, if no other supervisor or keeper has this fenced parent."""
@@ -196,6 +252,9 @@ def nobody_else_in(cgroup: str) -> Iterator[bool]:
         try:
             stack.callback(os.close, _lock_cgroup(cgroup))
         except (OSError, FolderError):
+            yield False
+            return
+        if _nested(cgroup, {os.getpid()}, keepers=False) is not None:
             yield False
             return
         yield stack.enter_context(no_keeper_in(cgroup))

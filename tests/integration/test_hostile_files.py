@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from supervisor import flock, mutex
+from supervisor.cgroup import mount_point
 from supervisor.mutex import MutexUnsafe, create, remove_stale, take_path
 from tests.bed.nodes import Make, NodeBed
 
@@ -206,6 +207,46 @@ def fill(folder: Path) -> None:
 # --- what two nodes share
 
 
+@pytest.mark.parametrize("inner_first", [True, False], ids=["inner first", "outer first"])
+def test_a_node_does_not_start_in_a_cgroup_around_or_inside_another_nodes(make_node: Make, inner_first: bool) -> None:
+    outer, inner = make_node("n1").after_an_orderly_end(), make_node("n2")
+    outer.config["cgroup"], inner.config["cgroup"] = outer.cgroup.strip("/"), f"{outer.cgroup.strip('/')}/deep/n2"
+    first, second = (inner, outer) if inner_first else (outer, inner)
+    first.add_service("one", *SLEEPER)
+    first.start().until_leading()
+    second.start()
+    assert second.exit_code() == 1
+    assert f"/{first.config['cgroup']}, which pid {pid_of(first)} of another node has" in second.output()
+    if inner_first:
+        limit = Path(f"{mount_point()}/{outer.config['cgroup']}/cgroup.max.descendants")
+        assert limit.read_text() == "max\n"
+    else:
+        assert not Path(f"{mount_point()}/{outer.config['cgroup']}/deep").exists()
+    assert first.leads()
+    assert first.service_pids()
+
+
+def test_a_keeper_whose_supervisor_was_killed_keeps_other_nodes_out_of_the_cgroups_around_it(make_node: Make) -> None:
+    inner, outer = make_node("n2").after_an_orderly_end(), make_node("n1")
+    outer.config["cgroup"], inner.config["cgroup"] = outer.cgroup.strip("/"), f"{outer.cgroup.strip('/')}/n2"
+    inner.start().until_leading()
+    keeper = inner.keeper()
+    inner.kill()
+    outer.start()
+    assert outer.exit_code() == 1
+    assert f"which pid {keeper} of another node has" in outer.output()
+
+
+def test_a_node_whose_cgroup_moved_into_its_earlier_one_still_starts(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    node.config["cgroup"] = node.cgroup.strip("/")
+    node.start().until_leading()
+    node.kill()
+    node.config["cgroup"] = f"{node.cgroup.strip('/')}/n1"
+    node.start()
+    node.until(lambda: node.status())
+
+
 def test_two_nodes_with_one_log_folder_are_refused(make_node: Make) -> None:
     first, second = make_node("n1"), make_node("n2")
     second.config["paths"]["log"] = first.config["paths"]["log"]
@@ -219,3 +260,8 @@ def test_two_nodes_with_one_log_folder_are_refused(make_node: Make) -> None:
     assert first.exit_code() == 0
     second.start()
     second.until(lambda: second.status())
+
+
+def pid_of(node: NodeBed) -> int:
+    assert node.process is not None
+    return node.process.pid
