@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from election.timing import CLOCK_ERROR, SHORTEST_TTL, Timing, TimingError
 from supervisor.config.accounts import Account, account, group_id
@@ -23,6 +23,8 @@ from supervisor.config.values import (
     NodeName,
     NodeUrl,
     PositiveSeconds,
+    ProbeAddress,
+    ProbeUrl,
     Seconds,
     ServiceName,
     User,
@@ -38,7 +40,15 @@ MOST_GPUS = 64
 SIZES = {"kB": 1000, "MB": 1000**2, "GB": 1000**3}
 SMALLEST_LOG, LARGEST_LOG = 1000**2, 1000**4
 """Bytes of `log.max_size`."""
-SET_BY_GPUWARD = ("GPUWARD_NODE", "GPUWARD_SERVICE", "GPUWARD_FENCING_TOKEN", "GPUWARD_RUN_DIR")
+SET_BY_GPUWARD = (
+    "GPUWARD_NODE",
+    "GPUWARD_SERVICE",
+    "GPUWARD_FENCING_TOKEN",
+    "GPUWARD_RUN_DIR",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+)
 """Environment variables of a service that the configuration cannot set."""
 LIVES_ELSEWHERE = {
     "docker": "the container would run below dockerd",
@@ -214,6 +224,27 @@ class Log(Section):
     keep: int = Field(default=10, ge=1, le=1000)
 
 
+class Readiness(Section):
+    """How a service shows that it can do its work: exactly one of `notify`, `tcp` and `http`."""
+
+    notify: Literal[True] | None = None
+    tcp: ProbeAddress | None = None
+    http: ProbeUrl | None = None
+    model: Word | None = None
+    """With `http`: its answer lists this model, as /v1/models does."""
+    timeout: PositiveSeconds = 600.0
+    """From the start; a service that is not ready by then has failed."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Readiness":
+        kinds = [name for name in ("notify", "tcp", "http") if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            raise wrong("exactly one of notify, tcp and http", found=", ".join(kinds) or "none")
+        if self.model is not None and self.http is None:
+            raise wrong("`model` with `http` only", found=kinds[0])
+        return self
+
+
 class Service(Section):
     """A process tree that gpuward starts, watches and repairs."""
 
@@ -229,6 +260,11 @@ class Service(Section):
     """As written; None: by `lock`. See `needs_gpu_fd`."""
     start_grace: Seconds = 60.0
     ready_after: Seconds = 5.0
+    readiness: Readiness | None = None
+    """None: ready once it has lived for `ready_after`."""
+    heartbeat: PositiveSeconds | None = None
+    """Once ready it says WATCHDOG=1 at least so often."""
+    max_gpu_section: PositiveSeconds = 60.0
     stop_timeout: Seconds = 60.0
     priority: int = 0
     max_hold: PositiveSeconds | None = None

@@ -130,6 +130,23 @@ def node_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def probe_address(value: str) -> str:
+    """Where a service listens on this machine."""
+    if host_and_port(value)[1] == 0:
+        raise wrong("a port from 1 to 65535")
+    return value
+
+
+def probe_url(value: str) -> str:
+    """A URL that is asked on this machine: http, and no user in it."""
+    if "@" in value:
+        raise wrong("a URL without user and password", found="a URL with an @ (not shown)")
+    parts = split_url(value)
+    if parts is None or parts.scheme != "http":
+        raise wrong("a URL such as http://127.0.0.1:8000/health")
+    return value
+
+
 def endpoint(value: str) -> str:
     """The address of an etcd member: http://host:port."""
     if "@" in value:
@@ -187,5 +204,7 @@ User = Annotated[Any, AfterValidator(user)]
 Group = Annotated[Any, AfterValidator(group)]
 NodeUrl = Annotated[str, AfterValidator(node_url)]
 Endpoint = Annotated[str, AfterValidator(endpoint)]
+ProbeAddress = Annotated[str, AfterValidator(probe_address)]
+ProbeUrl = Annotated[str, AfterValidator(probe_url)]
 ListenAddress = Annotated[str, AfterValidator(listen_address)]
 Word = Annotated[str, AfterValidator(without_nul)]

@@ -17,6 +17,7 @@ from supervisor.keeper.adopt import adopt
 from supervisor.keeper.jobs import Jobs
 from supervisor.keeper.locks import Lock
 from supervisor.keeper.loop import Loop, guard, log, rearm
+from supervisor.keeper.notify import Notify
 from supervisor.keeper.pace import KILLS_NS, Slowest
 from supervisor.keeper.places import CgroupPlaces, Places, TermPlace
 from supervisor.keeper.services import Reply, Services
@@ -70,6 +71,7 @@ class Keeper:
         self._swept_ns = 0
         self._timer = kernel.boot_timer()
         loop.add(self._timer, self._timer_rang)
+        self.notify: Notify | None = None
         self.stopped = False
         self.home: tuple[str, int, int] | None = None
         """Path, device and inode of our control socket: by it a supervisor finds us."""
@@ -152,11 +154,14 @@ class Keeper:
 
     def tick_s(self) -> float:
         """How long the loop may sleep when nothing happens."""
-        return _ENDING_TICK_S if self._ending is not None else _IDLE_TICK_S
+        soon = self._ending is not None or (self.notify is not None and self.notify.resting())
+        return _ENDING_TICK_S if soon else _IDLE_TICK_S
 
     def turn(self) -> None:
         """After every round of the loop: the switch, the ending under way, the slow checks."""
         now = kernel.boot_ns()
+        if self.notify is not None:
+            self.notify.turn(now)
         if term.switch_due(self.ledger, now) and self.ledger.term is not None:
             decided = term.begin_end(self.ledger, self.ledger.term.token)
             if isinstance(decided, term.Ledger):
@@ -273,6 +278,10 @@ class Keeper:
     def _leftover_pids(self) -> list[int]:
         return sorted(pid for place in self.leftover for pid in place.freeze())
 
+    def hear(self, path: str) -> None:
+        """Services may notify us at this path from now on. Raises OSError."""
+        self.notify = Notify(path, self._loop, self.services, self._event)
+
     def start_up(self) -> None:
         """A new keeper: the term of an earlier one goes on if it may; all else below its parent ends now."""
         guard(self._adopt)
@@ -293,7 +302,7 @@ class Keeper:
         if armed is None or armed.ending or self.weak:
             return left.Left(over)
         services = {
-            name: left.LeftService(service.pid, service.start_ticks, service.since_ns)
+            name: left.LeftService(service.pid, service.start_ticks, service.since_ns, service.ready)
             for name, service in self.services.all.items()
             if service.pid and service.hear is None
         }

@@ -1,7 +1,7 @@
 """`<run>/keeper.json`: what a keeper leaves for the next one, should it be killed.
 
     {"version": 2, "over": token, "boot_id", "term": {"token", "deadline_ns"} | null,
-     "services": {name: {"pid", "start_ticks", "since_ns"}},
+     "services": {name: {"pid", "start_ticks", "since_ns", "ready"}},
      "locks": {gpu: {"path", "device", "inode", "holder": {…} | null, "box": cgroup | null, "taken_ns"}}}
 
 `over` counts for ever; the rest for this boot, in which no power cut can have damaged it: the file is whole (renamed
@@ -39,6 +39,7 @@ class LeftService(NamedTuple):
     pid: int
     start_ticks: int
     since_ns: int
+    ready: bool = False
 
 
 class Left(NamedTuple):
@@ -92,7 +93,9 @@ def _parse(data: Any, boot_id: str) -> Left:
     if data.get("boot_id") != boot_id or data.get("term") is None:
         return Left(over)
     services = {
-        str(name): LeftService(_int(row["pid"]), _int(row["start_ticks"]), _int(row["since_ns"]))
+        str(name): LeftService(
+            _int(row["pid"]), _int(row["start_ticks"]), _int(row["since_ns"]), row.get("ready") is True
+        )
         for name, row in data["services"].items()
     }
     return Left(

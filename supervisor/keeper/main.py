@@ -22,7 +22,7 @@ from supervisor.keeper.jobs import MODES
 from supervisor.keeper.loop import Loop, log
 from supervisor.keeper.packets import Connection, Packet, listen
 from supervisor.keeper.places import CgroupPlaces, Places
-from supervisor.keeper.protocol import CONTROL_SOCKET, JOB_SOCKET
+from supervisor.keeper.protocol import CONTROL_SOCKET, JOB_SOCKET, NOTIFY_SOCKET
 from supervisor.keeper.weak import WeakPlaces
 
 _USAGE = "usage: keeper --run DIR (--cgroup PATH | --weak) [--group NAME_OR_GID] [--detach]"
@@ -88,6 +88,7 @@ def _set_up(options: dict[str, str]) -> tuple[Keeper, Loop]:
     keeper = Keeper(run, _places(options), loop)
     _watch_signals(keeper, loop)
     keeper.start_up()
+    keeper.hear(f"{run}/{NOTIFY_SOCKET}")
     control = listen(f"{run}/{CONTROL_SOCKET}", 0o600, None)
     found = os.stat(f"{run}/{CONTROL_SOCKET}")
     keeper.home = (f"{run}/{CONTROL_SOCKET}", found.st_dev, found.st_ino)

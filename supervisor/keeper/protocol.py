@@ -14,7 +14,8 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
                                       leftover: [token], tick_s, kill_s (the slowest of the last minutes: pace.py),
                                       rss_bytes, memory_locked, memory_not_locked_because,
                                       services: {name: {pid, start_ticks, cgroup, running, empty, lock, since_ns,
-                                      status}}}  pid 0: not known; status: how it ended, as wait(2) gives it
+                                      status, ready}}}  pid 0: not known; status: how it ended, as wait(2) gives
+                                      it; ready: it has said READY=1
     arm     {token, deadline_ns}    → {token, deadline_ns}  starts a term (makes its cgroup) or moves its deadline on.
                                       Refused: `over` (token ≤ the highest that is over), `other-term` (another is
                                       armed or ending), `deadline` (in the past, or before the present one),
@@ -46,6 +47,8 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
 Events: `exited {service, pid, status}` (a wait status; null: lost) · `empty {service}`, after `exited` ·
 `lock-taken {gpu, holder, since_ns}` (again, with its new process, for a lock that is kept through a restart) ·
 `lock-free {gpu}` (the keeper's duplicate is closed; a process may still hold it) ·
+`notify {service, pid, main, fields}` (what a process of the service said by sd_notify) ·
+`notify-flood {}` (more comes than is read: messages get lost; at most twice a second) ·
 `fired {token, clean, unkillable, pending, took_ms}` (the switch: the deadline passed) · `cleared {token}` (the last
 unkillable process of a term that is over has gone). When a term ends its services are forgotten without further events.
 
@@ -64,6 +67,8 @@ unkillable process of a term that is over has gone). When a term ends its servic
 
 CONTROL_SOCKET = "keeper-control.sock"
 JOB_SOCKET = "keeper.sock"
+NOTIFY_SOCKET = "notify.sock"
+"""0666, SOCK_DGRAM: sd_notify(3) (notify.py)."""
 LOCKS_FILE = "locks.json"
 """In the run folder, written by the supervisor at its start: {"<gpu index>": {"path": …}}. By it `lock run --path FILE`
 knows that FILE is the lock of a configured GPU."""

@@ -37,6 +37,8 @@ class Service:
         self.lock_fd: int | None = None
         self.since_ns = 0
         """Boot time of its start."""
+        self.ready = False
+        """It has said READY=1."""
         self.status: int | None = None
         """How its first process ended, as wait(2) gives it."""
         self.hear: Callable[[], None] | None = None
@@ -53,6 +55,7 @@ class Service:
             "lock": None if self.lock is None else self.lock.gpu,
             "since_ns": self.since_ns,
             "status": self.status,
+            "ready": self.ready,
         }
 
 
@@ -121,7 +124,7 @@ class Services:
         service.pid = child.pid
         service.start_ticks = 0 if found is None else found.start_ticks
         service.since_ns = boot_ns()
-        service.status = None
+        service.status, service.ready = None, False
         service.running = service.occupied = True
         box.started(child.pid)
         return child
@@ -160,7 +163,7 @@ class Services:
             service.lock, service.lock_fd = held
         pidfd = None
         if row is not None:
-            service.pid, service.start_ticks, service.since_ns = row
+            service.pid, service.start_ticks, service.since_ns, service.ready = row
             pidfd = proc.open_pidfd(row.pid, row.start_ticks)
         if pidfd is not None and box.holds(service.pid):
             service.running = True
@@ -262,6 +265,22 @@ class Services:
                 self.reap(ended.si_pid)
             else:
                 os.waitpid(ended.si_pid, os.WNOHANG)
+
+    def whose(self, pid: int) -> Service | None:
+        """The service in whose box this process stands now, its jobs included."""
+        if self._weak:
+            return next((one for one in self.all.values() if one.box is not None and one.box.holds(pid)), None)
+        path = proc.cgroup_path(pid) or ""
+        for service in self.all.values():
+            if service.box is not None and path.startswith(f"{service.box.cgroup}/"):
+                return service
+        return None
+
+    def ready(self, service: Service) -> None:
+        """It has said READY=1."""
+        if not service.ready:
+            service.ready = True
+            self._remember()
 
     def signal(self, service: Service, signum: int) -> int:
         """A signal to every process of the service, each proven by pidfd and place; how many got it."""

@@ -63,6 +63,8 @@ class Services:
         self.lines = {
             index: Line() for index in {*gpus, *(spec.gpu for spec in specs.values() if spec.gpu is not None)}
         }
+        self.flooded_at = float("-inf")
+        """When messages of services were last lost, because somebody sends too many (boot-time seconds)."""
         self._tell = on_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._token: int | None = None
@@ -205,6 +207,12 @@ class Services:
             runner = self.runners.get(str(event.get("service")))
             if runner is not None:
                 runner.post(Exited(event["pid"], event["status"]) if kind == "exited" else Emptied())
+        elif kind == "notify":
+            runner = self.runners.get(str(event.get("service")))
+            if runner is not None:
+                runner.notified(event["main"], event["pid"], event["fields"])
+        elif kind == "notify-flood":
+            self.flooded_at = self.clock.now()
         elif kind == "lock-taken" and event.get("gpu") in self.lines:
             self._taken(event["gpu"], event.get("holder") or {})
         elif kind == "lock-free" and event.get("gpu") in self.lines:
@@ -230,13 +238,23 @@ class Services:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def restart(self, name: str, why: str, *, kill: bool, counts: bool = True, pid: int | None = None) -> None:
+    async def restart(
+        self,
+        name: str,
+        why: str,
+        *,
+        kill: bool,
+        counts: bool = True,
+        patience: float | None = None,
+        pid: int | None = None,
+    ) -> None:
         """End it and start it again; nothing happens to one that is not up. KeyError for an unknown name.
 
-        `kill`: SIGKILL at once. `counts`: as a failure; an operator's restart does not, and also ends a backoff.
-        `pid`: only if its main process is still this one.
+        `kill`: SIGKILL at once; else SIGTERM, and SIGKILL after `patience` seconds (None: its `stop_timeout`).
+        `counts`: as a failure; an operator's restart does not, and also ends a backoff. `pid`: only if its main process
+        is still this one.
         """
-        self.runners[name].post(Restart(why, kill, counts, pid))
+        self.runners[name].post(Restart(why, kill, counts, patience, pid))
 
     async def reset(self, name: str) -> None:
         """An operator clears its failures; if it is degraded or in backoff it starts now. KeyError: unknown name."""
@@ -324,6 +342,7 @@ class Services:
             "next_s": None if runner.next_at is None else round(max(0.0, runner.next_at - now), 1),
             "gpu": runner.spec.gpu,
             "lock": lock,
+            "status": runner.said.status,
         }
 
     def _wake(self, name: str) -> None:

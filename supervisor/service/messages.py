@@ -52,8 +52,28 @@ class Restart:
     """SIGKILL at once: a process that is stuck on the GPU never answers a SIGTERM."""
     counts: bool
     """A failure, as against an operator's wish."""
+    patience: float | None = None
+    """Seconds from SIGTERM to SIGKILL; None: its `stop_timeout`."""
     pid: int | None = None
     """Only the run with this main process is meant; None: whichever runs now."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """It has said READY=1, or more of what it needs until then."""
+
+    pid: int
+    """Of its main process."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A look at whether it is ready."""
+
+    pid: int
+    """Of its main process when the look began."""
+    trouble: str | None
+    """None: it is ready."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +81,7 @@ class Reset:
     """An operator clears the account of failures."""
 
 
-Message: TypeAlias = Exited | Emptied | Look | Stop | Restart | Reset
+Message: TypeAlias = Exited | Emptied | Look | Stop | Restart | Ready | Probed | Reset
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,8 @@ class Ended:
     """The keeper lets nothing start any more (the term is over): the node's matter, and no restart."""
     graceful: bool = False
     """SIGTERM and `stop_timeout` first; else SIGKILL at once."""
+    patience: float | None = None
+    """Seconds from SIGTERM to SIGKILL; None: its `stop_timeout`."""
     killed: bool = False
     """The watchdog had to kill it: a reason to reset the GPU (docs/services.md, Restart, `after-kill`)."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.config.schema import Service
+from supervisor.keeper.protocol import NOTIFY_SOCKET
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What a service gets as PATH unless it sets its own: Debian's for root, without anything of this process."""
@@ -49,7 +50,10 @@ def make_order(name: str, spec: Service, where: Surroundings, *, token: int, uui
         "GPUWARD_SERVICE": name,
         "GPUWARD_FENCING_TOKEN": str(token),
         "GPUWARD_RUN_DIR": str(where.run),
+        "NOTIFY_SOCKET": str(where.run / NOTIFY_SOCKET),
     }
+    if spec.heartbeat is not None:
+        env["WATCHDOG_USEC"] = str(round(spec.heartbeat * 1e6))
     return {
         "token": token,
         "service": name,

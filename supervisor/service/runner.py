@@ -10,14 +10,27 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-from supervisor.config.schema import Service
-from supervisor.service import restart
+from supervisor.config.schema import Readiness, Service
+from supervisor.service import probe, restart
 from supervisor.service.device import DeviceRules, device_clear
 from supervisor.service.footprint import Footprint
 from supervisor.service.hand import Busy, Hand, Shared
 from supervisor.service.line import Line
-from supervisor.service.messages import BUSY_EXIT, Emptied, Ended, Exited, Message, Reset, Restart, Stop, describe
+from supervisor.service.messages import (
+    BUSY_EXIT,
+    Emptied,
+    Ended,
+    Exited,
+    Message,
+    Probed,
+    Ready,
+    Reset,
+    Restart,
+    Stop,
+    describe,
+)
 from supervisor.service.record import Record, spec_hash
+from supervisor.service.said import Said
 from supervisor.service.states import ALIVE, State, step
 
 KILL_WAIT = 5.0
@@ -30,6 +43,8 @@ QUARANTINE_LOOK = 5.0
 """Seconds between looks at what survived."""
 RECENTLY = 1.0
 """Seconds for which a holder that has just let go still explains an exit with 75."""
+TROUBLES = 3
+"""Looks in a row that must find a running service not ready, before it is called unready."""
 AFTER_FAULT = 0.5
 """Seconds of rest after a fault of our own, so that it cannot spin."""
 
@@ -68,6 +83,11 @@ class Runner:
         self._pids: set[int] = set()
         self._token = 0
         self._finished = True
+        self.said = Said()
+        """What its processes told by sd_notify in this run."""
+        self._prober: asyncio.Task[None] | None = None
+        self._troubles = 0
+        """Looks in a row that found it not ready."""
 
     @property
     def pid(self) -> int | None:
@@ -169,7 +189,9 @@ class Runner:
         self.hand.adopt(footprint, holds_lock=found["lock"] is not None, empty=found["empty"])
         self.started_at = found["since_ns"] / 1e9
         self.asked.set()
+        self.said = Said(ready=found["ready"])
         self._to(State.STARTING, "adopted; its earlier output is in its log file")
+        self._watch_over()
 
     def look_again(self, found: Mapping[str, Any] | None) -> None:
         """Its keeper was replaced, or it was adopted: what ended meanwhile was told to nobody. `found` as in `adopt`;
@@ -203,6 +225,13 @@ class Runner:
     def _keep(self) -> None:
         self._shared.keep(self.name, self._record())
 
+    def notified(self, main: int, pid: int, fields: Mapping[str, str]) -> None:
+        """A process of its present run has said something."""
+        if self.pid in (main, None):  # the answer to its start may be read later than what it says then
+            self.said.take(pid, fields, self._shared.clock.now())
+            if fields.keys() & {"READY", "EXTEND_TIMEOUT_USEC"}:
+                self.post(Ready(main))
+
     async def live(self) -> None:
         """Run until it is stopped. Raises nothing but CancelledError."""
         steps: dict[State, Callable[[], Awaitable[None]]] = {
@@ -216,6 +245,13 @@ class Runner:
             State.DEGRADED: self._resting,
             State.QUARANTINED: self._holding,
         }
+        try:
+            await self._live(steps)
+        finally:
+            if self._prober is not None:
+                self._prober.cancel()
+
+    async def _live(self, steps: Mapping[State, Callable[[], Awaitable[None]]]) -> None:
         while not self._finished:
             try:
                 await steps[self.state]()
@@ -255,19 +291,68 @@ class Runner:
             self._to(State.STARTING, f"GPU {self.spec.gpu} is free")
 
     async def _watching(self) -> None:
-        ready_at = self._ready_at()
-        message = await self._next(ready_at)
+        limit = self._start_limit()
+        message = await self._next(limit)
         now = self._shared.clock.now()
         if self._stop is not None:
             self._end(Ended(self._stop_why(), failure=False, graceful=self._stop.graceful))
         elif isinstance(message, Exited) and message.pid == self.pid:
             self._end(self._exit(message.status))
         elif isinstance(message, Restart) and (message.pid is None or message.pid == self.pid):
-            killed = message.kill and message.counts
-            self._end(Ended(message.why, failure=message.counts, graceful=not message.kill, killed=killed))
-        elif ready_at is not None and now >= ready_at:
-            self._to(State.RUNNING, f"alive for {self.spec.ready_after:g} s")
-            self._healthy_since = now
+            killed = message.counts and (message.kill or message.patience is not None)
+            ended = Ended(
+                message.why,
+                failure=message.counts,
+                graceful=not message.kill,
+                patience=message.patience,
+                killed=killed,
+            )
+            self._end(ended)
+        elif isinstance(message, Probed) and message.pid == self.pid:
+            self._probed(message.trouble)
+        elif self.state is State.STARTING and self._is_ready(now):
+            self._ready("it said READY=1" if self.spec.readiness else f"alive for {self.spec.ready_after:g} s")
+        elif limit is not None and now >= limit:
+            self._end(Ended(self._too_late(), graceful=True))
+
+    def _ready(self, why: str) -> None:
+        self._troubles = 0
+        self._to(State.RUNNING, why)
+        self._healthy_since = self.said.heard_at = self._shared.clock.now()
+
+    def _is_ready(self, now: float) -> bool:
+        if self.spec.readiness is None:
+            return self.started_at is not None and now >= self.started_at + self.spec.ready_after
+        return self.spec.readiness.notify is not None and self.said.ready
+
+    def _probed(self, trouble: str | None) -> None:
+        """Not ready while it runs: told, and nothing is killed for it."""
+        if trouble is None:
+            if self.state is not State.RUNNING:
+                self._ready("it answers")
+            self._troubles = 0
+            return
+        self._troubles += 1
+        if self.state is State.RUNNING and self._troubles >= TROUBLES:
+            self._to(State.UNREADY, trouble)
+        elif self.state in {State.STARTING, State.UNREADY}:
+            self.why = f"not ready: {trouble}"
+
+    def _too_late(self) -> str:
+        assert self.spec.readiness is not None
+        return f"not ready within {self.spec.readiness.timeout:g} s ({self.why})"
+
+    async def _probe(self, readiness: Readiness, pid: int) -> None:
+        while True:
+            began = self._shared.clock.now()
+            self.post(Probed(pid, await probe.look(readiness)))
+            await self._shared.clock.sleep_until(began + probe.EVERY)
+
+    def _watch_over(self) -> None:
+        """Its run has begun, or has been adopted."""
+        readiness, pid = self.spec.readiness, self.pid
+        if readiness is not None and readiness.notify is None and pid is not None:
+            self._prober = asyncio.create_task(self._probe(readiness, pid), name=f"probe-{self.name}")
 
     async def _stopping(self) -> None:
         ended = self._ended
@@ -315,6 +400,7 @@ class Runner:
     # What the steps are made of.
 
     async def _start(self) -> None:
+        self.said = Said()
         try:
             outcome = await self.hand.start(self._token, wanted=lambda: self._stop is None)
         finally:
@@ -332,6 +418,8 @@ class Runner:
         self._keep()
         if outcome is not None:
             self._end(outcome)
+        else:
+            self._watch_over()
 
     def _node_stops(self) -> bool:
         """The whole node stops: unlike after an operator's stop, nobody here gets the GPU next."""
@@ -359,10 +447,15 @@ class Runner:
             if following is not None:
                 self._shared.wake(following)
 
-    def _ready_at(self) -> float | None:
+    def _start_limit(self) -> float | None:
+        """When there is something to decide without any message (boot time)."""
         if self.state is not State.STARTING or self.started_at is None:
             return None
-        return self.started_at + self.spec.ready_after
+        if self.spec.readiness is None:
+            return self.started_at + self.spec.ready_after
+        if self.spec.readiness.notify and self.said.ready:
+            return self.started_at
+        return max(self.started_at + self.spec.readiness.timeout, self.said.more_until)
 
     def _exit(self, status: int | None) -> Ended:
         """An exit that nobody asked for."""
@@ -374,6 +467,9 @@ class Runner:
 
     def _end(self, ended: Ended) -> None:
         self._ended = ended
+        if self._prober is not None:
+            self._prober.cancel()
+            self._prober = None
         self._to(State.STOPPING, ended.why)
 
     async def _make_empty(self, ended: Ended) -> str | None:
@@ -386,7 +482,8 @@ class Runner:
         self._pids = {footprint.pid, *footprint.pids()}
         if ended.graceful:
             await self.hand.terminate()
-            if await self._until_empty(self._shared.clock.now() + self.spec.stop_timeout, patient=True):
+            patience = self.spec.stop_timeout if ended.patience is None else ended.patience
+            if await self._until_empty(self._shared.clock.now() + patience, patient=True):
                 return None
         self._pids |= set(footprint.pids())
         await self.hand.kill()

@@ -18,7 +18,7 @@ from supervisor.gpu.aside import Aside, StillStuckError
 from supervisor.gpu.driver import DriverError, GpuDriver
 from supervisor.service.manager import Services
 from supervisor.service.runner import Runner
-from supervisor.service.states import ALIVE
+from supervisor.service.states import ALIVE, State
 from supervisor.watchdog.snapshot import ServiceSeen, Target, Who, look
 from supervisor.watchdog.verdict import History, Kind, Rules, Verdict, decide, forget_suspicions, offenders
 
@@ -31,7 +31,10 @@ OVERSLEPT = 2.0
 TERM_WAIT = 10.0
 """Seconds from SIGTERM to SIGKILL for a process with the device and without its mutex (docs/services.md)."""
 ACTIONS = {Kind.DEAD, Kind.ZOMBIE, Kind.D_STATE, Kind.EMPTY, Kind.LOST_GPU, Kind.NO_GPU}
-"""Verdicts that end in SIGKILL of the cgroup and a restart: a process stuck on the GPU answers no SIGTERM."""
+"""Verdicts that end at once in SIGKILL of the cgroup and a restart: a process stuck on the GPU answers no SIGTERM."""
+
+ASKED_FIRST = {Kind.LONG_SECTION, Kind.SILENT}
+"""Verdicts that end in SIGTERM, TERM_WAIT, SIGKILL and a restart."""
 
 
 class Watchdog:
@@ -164,6 +167,8 @@ class Watchdog:
         if footprint is None or runner.started_at is None:
             return None
         facts = None if gpu is None else self._services.gpus.get(gpu)
+        said, whole_since = runner.said, self._services.flooded_at  # what was said before that may have been lost
+        heard = said.heard_at if runner.state is not State.STARTING else None
         return Target(
             name=runner.name,
             footprint=footprint,
@@ -174,6 +179,10 @@ class Watchdog:
             needs_device=runner.spec.needs_gpu_fd,
             start_grace=runner.spec.start_grace,
             has_mutex=runner.hand.holds_lock,
+            sections={key: since for key, since in said.sections.items() if since > whole_since},
+            max_section=runner.spec.max_gpu_section,
+            heard_at=None if heard is None or heard <= whole_since else heard,
+            heartbeat=runner.spec.heartbeat,
         )
 
     def _is_current(self, target: Target) -> bool:
@@ -201,6 +210,11 @@ class Watchdog:
         if verdict.kind in ACTIONS:
             why = f"{verdict.kind.value}: {verdict.evidence}"
             await self._services.restart(verdict.service, why, kill=True, pid=verdict.main[0])
+            return
+        if verdict.kind in ASKED_FIRST:
+            why = f"{verdict.kind.value}: {verdict.evidence}"
+            restart = self._services.restart
+            await restart(verdict.service, why, kill=False, patience=TERM_WAIT, pid=verdict.main[0])
             return
         for who in verdict.offenders:
             if who not in self._chased:

@@ -6,8 +6,8 @@ Its cost grows with our own processes, never with the machine's. It can block wh
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor import proc
@@ -33,6 +33,13 @@ class Target:
     start_grace: float
     has_mutex: bool
     """The whole service has its GPU's mutex (`lifetime`)."""
+    sections: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    """(pid, id) → since when a GPU section goes on, as its processes said (boot-time seconds)."""
+    max_section: float = float("inf")
+    heard_at: float | None = None
+    """When a heartbeat was last heard; None: none is expected."""
+    heartbeat: float | None = None
+    """Seconds within which the next one must come."""
 
 
 @dataclass(frozen=True)

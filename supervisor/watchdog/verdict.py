@@ -26,6 +26,10 @@ class Kind(enum.StrEnum):
     NO_GPU = "no-gpu"
     """Has not opened the device by the end of its start_grace, and must."""
     DEVICE_WITHOUT_MUTEX = "device-without-mutex"
+    LONG_SECTION = "long-section"
+    """A GPU section that it announced goes on for longer than `max_gpu_section`."""
+    SILENT = "silent"
+    """No heartbeat within `heartbeat`."""
     UNKNOWN = "unknown"
 
 
@@ -120,7 +124,22 @@ def _look_at(service: ServiceSeen, memory: Memory, rules: Rules, now: float, lis
         return Verdict(name, Kind.D_STATE, f"threads {tids} in D state for {now - longest:.0f} s", main)
     if not alive and service.target.footprint.cgroup is not None:
         return Verdict(name, Kind.EMPTY, "no live process in its cgroup", main)
-    return _device(service, memory, now, listed)
+    verdict = _device(service, memory, now, listed)
+    return verdict if verdict.kind not in {Kind.HEALTHY, Kind.UNKNOWN} else (_said(service, now) or verdict)
+
+
+def _said(service: ServiceSeen, now: float) -> Verdict | None:
+    """What it announced itself and did not keep. A section of a process that has ended has ended too."""
+    target, pids = service.target, {process.who[0] for process in live(service.processes)}
+    since = [(at, pid) for (pid, _), at in target.sections.items() if pid in pids]
+    longest, pid = min(since, default=(now, 0))
+    if now - longest > target.max_section:
+        text = f"GPU section of {pid} for {now - longest:.0f} s, max_gpu_section is {target.max_section:g} s"
+        return Verdict(target.name, Kind.LONG_SECTION, text, service.main)
+    if target.heartbeat is not None and target.heard_at is not None and now - target.heard_at > target.heartbeat:
+        text = f"no heartbeat for {now - target.heard_at:.0f} s, heartbeat is {target.heartbeat:g} s"
+        return Verdict(target.name, Kind.SILENT, text, service.main)
+    return None
 
 
 def _device(service: ServiceSeen, memory: Memory, now: float, listed: frozenset[int]) -> Verdict:

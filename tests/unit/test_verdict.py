@@ -251,3 +251,37 @@ def test_who_is_covered_by_the_mutex(lawful: ServiceSeen) -> None:
 def test_the_mutex_of_a_job_does_not_cover_the_service_beside_it() -> None:
     beside = seen(process(MAIN, Hold.HELD, unit="/main"), target=ON_DEMAND, job_mutex=True)
     assert Looks().at(100, beside).kind is Kind.DEVICE_WITHOUT_MUTEX
+
+
+def announced(*, heard_at: float | None = None, **sections: float) -> ServiceSeen:
+    """`pid_101=5.0`: a section of process 101 since 5.0."""
+    since = {(int(name.removeprefix("pid_")), "1"): at for name, at in sections.items()}
+    target = replace(TARGET, sections=since, max_section=60.0, heard_at=heard_at, heartbeat=30.0)
+    return seen(process(device=Hold.HELD), process(HELPER), target=target)
+
+
+def test_a_section_is_too_long_after_its_limit_and_confirmed_by_a_second_look() -> None:
+    looks = Looks()
+    assert looks.at(64.9, announced(pid_101=5.0)).kind is Kind.HEALTHY
+    assert not looks.at(65.1, announced(pid_101=5.0)).confirmed
+    verdict = looks.at(68.2, announced(pid_101=5.0))
+    assert (verdict.kind, verdict.confirmed) == (Kind.LONG_SECTION, True)
+    assert "GPU section of 101 for 63 s" in verdict.evidence
+
+
+def test_a_section_of_a_process_that_has_ended_is_over() -> None:
+    assert Looks().at(1000, announced(pid_999=5.0)).kind is Kind.HEALTHY
+
+
+def test_heartbeats_count_only_once_one_is_expected() -> None:
+    looks = Looks()
+    assert looks.at(1000, announced()).kind is Kind.HEALTHY
+    assert looks.at(1001, announced(heard_at=980.0)).kind is Kind.HEALTHY
+    assert looks.at(1011, announced(heard_at=980.0)).kind is Kind.SILENT
+
+
+def test_a_graver_finding_wins_over_what_a_service_announced() -> None:
+    target = replace(TARGET, heard_at=0.0, heartbeat=1.0)
+    looks = Looks()
+    looks.at(100, seen(process(device=Hold.HELD), target=target))
+    assert looks.at(101, seen(process(), target=target)).kind is Kind.LOST_GPU

@@ -1,0 +1,89 @@
+"""The notify socket: sd_notify(3) of services, forwarded to the supervisor as `notify` events.
+
+Anybody may write to it (0666), so a message counts only by who sent it: the kernel's SCM_CREDENTIALS name the sender,
+and its cgroup names the service. A flood costs a bounded part of our time: the rest of it stays in the socket's queue.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+
+from supervisor.keeper.kernel import boot_ns
+from supervisor.keeper.loop import Loop
+from supervisor.keeper.services import Event, Services
+
+KEYS = ("READY", "STATUS", "WATCHDOG", "EXTEND_TIMEOUT_USEC", "X_GPU_SECTION", "X_GPU_SECTION_ID")
+"""What is forwarded; all else is dropped."""
+_MAX_MESSAGE = 4096
+_MAX_VALUE = 256  # characters
+_AT_A_TIME = 32
+_REST_NS = 20_000_000
+_TELL_NS = 500_000_000
+
+
+class Notify:
+    """The socket. `turn` is called after every round of the loop."""
+
+    def __init__(self, path: str, loop: Loop, services: Services, event: Event) -> None:
+        self._loop, self._services, self._event = loop, services, event
+        self._resting_until = self._told_ns = 0
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._sock.bind(path)
+        os.chmod(path, 0o666)
+        loop.add(self._sock.fileno(), self._readable)
+
+    def turn(self, now_ns: int) -> None:
+        """Listen again after a rest."""
+        if self._resting_until and now_ns >= self._resting_until:
+            self._resting_until = 0
+            self._loop.add(self._sock.fileno(), self._readable)
+
+    def resting(self) -> bool:
+        """The loop must not sleep for long."""
+        return self._resting_until != 0
+
+    def _readable(self, _: int) -> None:
+        for _count in range(_AT_A_TIME):
+            try:
+                data, ancillary, flags, _address = self._sock.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(12))
+            except BlockingIOError:
+                return
+            pid = _sender(ancillary)
+            if pid and not flags & socket.MSG_TRUNC:
+                self._forward(pid, parse(data))
+        self._loop.remove(self._sock.fileno())
+        now = boot_ns()
+        self._resting_until = now + _REST_NS
+        if now - self._told_ns >= _TELL_NS:
+            self._told_ns = now
+            self._event("notify-flood")
+
+    def _forward(self, pid: int, fields: dict[str, str]) -> None:
+        service = self._services.whose(pid) if fields else None
+        if service is None:
+            return
+        if fields.get("READY") == "1":
+            self._services.ready(service)
+        self._event("notify", service=service.name, pid=pid, main=service.pid, fields=fields)
+
+
+def parse(data: bytes) -> dict[str, str]:
+    """The known variables of a message; of a name that comes twice the last one."""
+    found = {}
+    for line in data.decode("utf-8", "replace").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name in KEYS:
+            found[name] = value[:_MAX_VALUE]
+    return found
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) >= 12:
+            pid: int = struct.unpack("3i", content[:12])[0]
+            return pid
+    return 0

@@ -1,0 +1,229 @@
+"""When is a service ready, and what does it say of itself (sd_notify)? Real services, real sockets."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bed.nodes import Make, NodeBed, free_port, gone
+
+ROOT = Path(__file__).parents[2]
+SAYS = "import sys, time; sys.path.insert(0, {root!r}); from supervisor.notify import *; {script}"
+SERVER = """
+import http.server, json, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"data": [{"id": open(sys.argv[2]).read()}]}).encode()
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.end_headers()
+        self.wfile.write(body)
+time.sleep(0.5)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def says(script: str) -> tuple[str, ...]:
+    """A service in Python that uses the helper."""
+    return sys.executable, "-c", SAYS.format(root=str(ROOT), script=script)
+
+
+def row(node: NodeBed, name: str = "one") -> dict[str, Any]:
+    found = [one for one in (node.status() or {"services": []})["services"] if one["name"] == name]
+    return found[0] if found else {"state": None, "pid": None, "why": "", "restarts": 0}
+
+
+def leads(node: NodeBed) -> NodeBed:
+    node.after_an_orderly_end().start().until(node.leads)
+    return node
+
+
+# --- ready
+
+
+def test_a_service_is_ready_when_it_says_so_and_not_before(make_node: Make) -> None:
+    node = make_node()
+    go = node.folder / "go"
+    wait = f"import os\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\nready('loaded'); time.sleep(1000)"
+    node.add_service("one", *says(f"exec({wait!r})"), readiness={"notify": True})
+    leads(node)
+    time.sleep(0.5)  # longer than `ready_after`, which counts no longer
+    assert row(node)["state"] == "starting"
+    go.touch()
+    node.until(lambda: row(node)["state"] == "running")
+    assert row(node)["why"] == "it said READY=1"
+    assert row(node)["status"] == "loaded"
+
+
+def test_what_another_process_says_counts_for_nobody(make_node: Make) -> None:
+    """The sender's cgroup names the service, not the message."""
+    node = make_node()
+    node.add_service("one", "sleep", "1000", readiness={"notify": True})
+    leads(node)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        for _ in range(100):
+            stranger.sendto(b"READY=1\nX_GPU_SECTION=begin", str(node.run / "notify.sock"))
+    time.sleep(0.3)
+    assert row(node)["state"] == "starting"
+
+
+def test_a_service_that_is_not_ready_in_time_has_failed_and_one_that_asks_for_more_time_gets_it(
+    make_node: Make,
+) -> None:
+    node = make_node()
+    late = {"readiness": {"notify": True, "timeout": "1s"}, "restart": {"backoff": ["1m"]}}
+    node.add_service("never", "sleep", "1000", **late)
+    more = "notify('EXTEND_TIMEOUT_USEC=60000000'); time.sleep(2); ready(); time.sleep(1000)"
+    node.add_service("more", *says(more), **late)
+    leads(node)
+    node.until(lambda: row(node, "never")["state"] == "backoff")
+    assert "not ready within 1 s" in row(node, "never")["why"]
+    node.until(lambda: row(node, "more")["state"] == "running")
+    assert row(node, "more")["restarts"] == 0
+
+
+def test_a_service_is_ready_once_its_port_accepts_connections(make_node: Make) -> None:
+    node = make_node()
+    port = free_port()
+    script = f"import socket; time.sleep(0.5); s = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
+    node.add_service("one", *says(script), readiness={"tcp": f"127.0.0.1:{port}"})
+    leads(node)
+    node.until(lambda: row(node)["why"].startswith("not ready: "))
+    node.until(lambda: row(node)["state"] == "running")
+
+
+def test_a_model_that_is_no_longer_served_makes_its_service_unready_and_kills_nothing(make_node: Make) -> None:
+    node = make_node()
+    port, model = free_port(), node.folder / "model"
+    model.write_text("llama")
+    http = {"http": f"http://127.0.0.1:{port}/v1/models", "model": "llama"}
+    node.add_service("one", sys.executable, "-c", SERVER, str(port), str(model), readiness=http)
+    leads(node)
+    node.until(lambda: row(node)["state"] == "running")
+    pid = row(node)["pid"]
+    model.write_text("other")
+    node.until(lambda: row(node)["state"] == "unready", within=15)
+    assert "model llama is not served, but other" in row(node)["why"]
+    assert node.get("/health")[0] == 503
+    model.write_text("llama")
+    node.until(lambda: row(node)["state"] == "running")
+    assert row(node)["pid"] == pid
+
+
+@pytest.mark.parametrize("killed", ["supervisor", "keeper", "both"])
+def test_what_a_service_said_once_is_known_after_its_adoption(make_node: Make, killed: str) -> None:
+    node = make_node()
+    node.add_service("one", *says("ready(); time.sleep(1000)"), readiness={"notify": True})
+    leads(node)
+    node.until(lambda: row(node)["state"] == "running")
+    pid, keeper = row(node)["pid"], node.keeper()
+    if killed != "supervisor":
+        os.kill(keeper, signal.SIGKILL)
+    if killed != "keeper":
+        node.kill()
+        node.start()
+    node.until(lambda: node.leads() and row(node)["state"] == "running" and (killed == "supervisor" or gone(keeper)))
+    assert row(node)["pid"] == pid
+
+
+# --- sections and heartbeats
+
+
+def test_a_gpu_section_without_an_end_is_ended_by_sigterm_and_then_sigkill(make_node: Make) -> None:
+    node = make_node()
+    stuck = "import signal; signal.signal(15, signal.SIG_IGN); s = gpu_section(); s.__enter__(); time.sleep(1000)"
+    node.add_service("one", *says(stuck), max_gpu_section="1s", restart={"backoff": ["1m"]})
+    leads(node)
+    first = node.until(lambda: row(node)["pid"])
+    node.until(lambda: row(node)["state"] == "stopping", within=15)
+    asked = time.monotonic()
+    assert "long-section: GPU section of" in row(node)["why"]
+    node.until(lambda: gone(first), within=15)
+    assert 9 <= time.monotonic() - asked <= 12
+
+
+def test_a_section_that_ends_and_one_of_a_process_that_has_gone_are_no_fault(make_node: Make) -> None:
+    node = make_node()
+    gone_in_it = SAYS.format(root=str(ROOT), script="s = gpu_section(); s.__enter__(); import os; os._exit(0)")
+    script = (
+        f"import subprocess; subprocess.run([sys.executable, '-c', {gone_in_it!r}])\n"
+        "while True:\n with gpu_section():\n  with gpu_section(): time.sleep(0.3)\n time.sleep(0.05)"
+    )
+    node.add_service("one", *says(f"exec({script!r})"), max_gpu_section="800ms")
+    leads(node)
+    pid = node.until(lambda: row(node)["state"] == "running" and row(node)["pid"])
+    time.sleep(4)  # four rounds of the watchdog
+    assert row(node)["pid"] == pid
+
+
+def test_a_service_whose_heartbeats_stop_is_restarted_and_one_that_goes_on_is_not(make_node: Make) -> None:
+    node = make_node()
+    beats = "ready()\nwhile True:\n heartbeat(); time.sleep(0.2)"
+    ready = {"readiness": {"notify": True}, "heartbeat": "1s"}
+    node.add_service("alive", *says(f"exec({beats!r})"), **ready)
+    node.add_service("silent", *says("ready(); time.sleep(1000)"), **ready, restart={"backoff": ["1m"]})
+    leads(node)
+    alive = node.until(lambda: row(node, "alive")["state"] == "running" and row(node, "alive")["pid"])
+    node.until(lambda: row(node, "silent")["restarts"] == 1, within=15)
+    assert "silent: no heartbeat for" in node.output()
+    assert row(node, "alive")["pid"] == alive
+
+
+def test_a_flood_of_messages_delays_no_switch_and_kills_nobody_whose_heartbeats_are_lost_in_it(make_node: Make) -> None:
+    """Anybody may write to the socket."""
+    node = make_node()
+    beats = "ready()\nwhile True:\n heartbeat(); time.sleep(0.2)"
+    node.add_service("one", *says(f"exec({beats!r})"), readiness={"notify": True}, heartbeat="1s")
+    leads(node)
+    pid = node.until(lambda: row(node)["state"] == "running" and row(node)["pid"])
+    over = threading.Event()
+    flood = threading.Thread(target=_flood, args=(str(node.run / "notify.sock"), over))
+    flood.start()
+    try:
+        time.sleep(5)  # five rounds of the watchdog
+        status = node.status() or {}
+        assert status["keeper"]["tick_s"] < 0.2
+        assert status["state"] == "active"
+        assert row(node)["pid"] == pid
+    finally:
+        over.set()
+        flood.join()
+
+
+def _flood(path: str, over: threading.Event) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(0.1)
+        while not over.is_set():
+            try:
+                sock.sendto(b"READY=1", path)
+            except OSError:
+                time.sleep(0.001)
+
+
+# --- the configuration
+
+
+@pytest.mark.parametrize(
+    ("readiness", "told"),
+    [
+        ({}, "exactly one of notify, tcp and http"),
+        ({"notify": True, "tcp": "127.0.0.1:1"}, "exactly one of notify, tcp and http"),
+        ({"tcp": "127.0.0.1:0"}, "a port from 1 to 65535"),
+        ({"http": "ftp://x"}, "a URL such as http://127.0.0.1:8000/health"),
+        ({"http": "http://me:secret@x/"}, "a URL without user and password"),
+        ({"tcp": "127.0.0.1:1", "model": "x"}, "`model` with `http` only"),
+    ],
+)
+def test_a_wrong_readiness_is_told_with_its_place(make_node: Make, readiness: dict[str, Any], told: str) -> None:
+    node = make_node()
+    node.add_service("one", "sleep", "1", readiness=readiness)
+    node.start()
+    assert node.exit_code() == 78
+    assert "services.one.readiness" in node.output()
+    assert told in node.output()
+    assert "secret" not in node.output()
