@@ -179,6 +179,19 @@ def service_restart(
     _service_command("restart", name, config, run_dir, output, timeout if wait else None)
 
 
+@service_app.command("drain")
+def service_drain(
+    name: ServiceName,
+    config: ConfigFile = DEFAULT_CONFIG,
+    run_dir: RunDir = None,
+    output: Format = TableFormat.TABLE,
+    wait: Wait = False,
+    timeout: WaitLimit = 120.0,
+) -> None:
+    """Send it its drain_signal and let it go on; once it has ended by itself it stays stopped."""
+    _service_command("drain", name, config, run_dir, output, timeout if wait else None)
+
+
 @service_app.command("reset")
 def service_reset(
     name: ServiceName, config: ConfigFile = DEFAULT_CONFIG, run_dir: RunDir = None, output: Format = TableFormat.TABLE

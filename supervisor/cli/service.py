@@ -66,7 +66,7 @@ def command(daemon: Daemon, name: str, verb: str, *, wait: float | None, as_json
 
 def _wait(daemon: Daemon, name: str, answer: Answer, verb: str, seconds: float) -> tuple[Answer, int]:
     end = time.monotonic() + seconds
-    done, lost = ({"stopped"}, {"quarantined"}) if verb == "stop" else (UP, LOST)
+    done, lost = ({"stopped"}, {"quarantined"}) if verb in ("stop", "drain") else (UP, LOST)
     while answer["service"]["state"] not in done | lost and time.monotonic() < end:
         time.sleep(POLL)
         answer = _look(daemon, name)
@@ -74,7 +74,7 @@ def _wait(daemon: Daemon, name: str, answer: Answer, verb: str, seconds: float) 
         return answer, 0
     if answer["service"]["state"] not in lost:
         print(f"gpuward: not done after {span(seconds)}; it goes on", file=sys.stderr)
-    return answer, NOT_RUNNING if verb != "stop" else 1
+    return answer, 1 if verb in ("stop", "drain") else NOT_RUNNING
 
 
 def logs(daemon: Daemon, name: str, lines: int, *, follow: bool, as_json: bool) -> int:
@@ -90,7 +90,8 @@ def logs(daemon: Daemon, name: str, lines: int, *, follow: bool, as_json: bool) 
             time.sleep(FOLLOW)
             answer = daemon.ask("GET", f"{_path(name)}/logs?after={answer['place']}")
             if answer["cut"]:
-                print("gpuward: more came than is shown: some lines are missing here", file=sys.stderr)
+                why = "more came than is shown, or a part of the log is gone"
+                print(f"gpuward: some lines are missing here: {why}", file=sys.stderr)
             _print_lines(answer["lines"])
     except KeyboardInterrupt:
         return 0

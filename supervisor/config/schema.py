@@ -266,6 +266,8 @@ class Service(Section):
     """Once ready it says WATCHDOG=1 at least so often."""
     max_gpu_section: PositiveSeconds = 60.0
     stop_timeout: Seconds = 60.0
+    drain_signal: Literal["HUP", "INT", "QUIT", "USR1", "USR2", "WINCH"] | None = None
+    """Tells it to take no new work; None: it is told nothing."""
     priority: int = 0
     max_hold: PositiveSeconds | None = None
     """How long it may hold its GPU's lock; None: see `supervisor.lockwatch`."""

@@ -116,6 +116,11 @@ class Hand:
         """SIGTERM to every process of it."""
         await self._ask("signal", signal=int(signal.SIGTERM))
 
+    async def drain(self) -> None:
+        """Its `drain_signal`, if it has one, to every process of it."""
+        if self._spec.drain_signal is not None:
+            await self._ask("signal", signal=int(signal.Signals[f"SIG{self._spec.drain_signal}"]))
+
     async def kill(self) -> None:
         """SIGKILL to every process of it; by ourselves where the keeper does not do it."""
         self.uncertain = False

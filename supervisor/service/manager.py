@@ -18,7 +18,7 @@ from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.service.footprint import Footprint
 from supervisor.service.hand import CALL_LIMIT, Keeper, Shared
 from supervisor.service.line import Line
-from supervisor.service.messages import Emptied, Exited, Look, Reset, Restart, Stop
+from supervisor.service.messages import Drain, Emptied, Exited, Look, Reset, Restart, Stop
 from supervisor.service.order import Surroundings
 from supervisor.service.record import Record, Records
 from supervisor.service.requests import Act, Decision, Seen, Verb, decide
@@ -301,7 +301,11 @@ class Services:
             case Act.KILL:
                 runner.post(Stop(self.clock.now(), graceful=False, operator=True))
                 return True
+            case Act.DRAIN:
+                runner.post(Drain())
+                return True
             case Act.AGAIN:
+                runner.held = False  # it may have been draining
                 runner.post(Restart(why, kill=False, counts=False, pid=runner.pid))
                 return True
             case Act.GO_ON:

@@ -77,11 +77,16 @@ class Probed:
 
 
 @dataclass(frozen=True)
+class Drain:
+    """An operator's wish: it goes on, and its end by itself is no failure and is followed by no start."""
+
+
+@dataclass(frozen=True)
 class Reset:
     """An operator clears the account of failures."""
 
 
-Message: TypeAlias = Exited | Emptied | Look | Stop | Restart | Ready | Probed | Reset
+Message: TypeAlias = Exited | Emptied | Look | Stop | Restart | Ready | Probed | Drain | Reset
 
 
 @dataclass(frozen=True)

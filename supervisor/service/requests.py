@@ -5,6 +5,7 @@
 | start | runs it, also out of a pause or `degraded`, and from then on in each term |
 | stop | ends it in good order, and no term of this node starts it; asked again while it ends: SIGKILL at once |
 | restart | ends it in good order and starts it again; one without a process is started |
+| drain | sends it `drain_signal`, if there is one; it goes on, and once it has ended by itself it stays stopped |
 | reset | forgets its failures; out of a pause or `degraded` it starts |
 """
 
@@ -19,6 +20,7 @@ class Verb(enum.StrEnum):
     START = "start"
     STOP = "stop"
     RESTART = "restart"
+    DRAIN = "drain"
     RESET = "reset"
 
 
@@ -48,6 +50,7 @@ class Act(enum.Enum):
     END = "it is being stopped"
     KILL = "it is killed"
     HOLD = "it is stopped, and stays so"
+    DRAIN = "it drains, and stays stopped once it has ended by itself"
     AGAIN = "it is being restarted"
     RESET = "its failures are forgotten"
 
@@ -73,6 +76,8 @@ def decide(verb: Verb, seen: Seen) -> Decision:
     """What a request comes to."""
     if verb is Verb.RESET:
         return Act.RESET
+    if verb is Verb.DRAIN:
+        return _drain(seen)
     return _stop(seen) if verb is Verb.STOP else _start(verb, seen)
 
 
@@ -86,6 +91,14 @@ def _stop(seen: Seen) -> Decision:
     if not seen.launched:
         return Refused(seen.no_start)
     return Act.HOLD if seen.state is State.STOPPED else Act.END
+
+
+def _drain(seen: Seen) -> Decision:
+    if seen.state in {State.RUNNING, State.UNREADY} and not seen.ends:
+        return Act.DRAIN
+    if seen.state is State.DRAINING:
+        return Already("it drains already")
+    return Refused(f"it is {seen.state.value}, and only what runs can drain: {seen.why}")
 
 
 def _start(verb: Verb, seen: Seen) -> Decision:
@@ -106,6 +119,8 @@ def _start(verb: Verb, seen: Seen) -> Decision:
             return Refused(f"it is quarantined: {seen.why}")
         case State.WAITING_LOCK:
             return Already(f"it starts when the lock of its GPU is free: {seen.why}")
+        case State.DRAINING if verb is Verb.START:
+            return Refused("it drains: restart it, or start it once it has ended")
         case State.STARTING if verb is Verb.START or not seen.has_process:
             return Already("it is starting already")
         case _:

@@ -18,6 +18,7 @@ from supervisor.service.hand import Busy, Hand, Shared
 from supervisor.service.line import Line
 from supervisor.service.messages import (
     BUSY_EXIT,
+    Drain,
     Emptied,
     Ended,
     Exited,
@@ -68,6 +69,8 @@ class Runner:
         """Starts after the first one of this term, or after an operator's start."""
         self.held = False
         """An operator stopped it: no term starts it, until an operator does."""
+        self._drains = False
+        """It was draining when an earlier run of the supervisor ended."""
         self.asked = asyncio.Event()
         """Set once the keeper has been asked to start it in this term, or it stands in line for a lock."""
         self._account = restart.CLEAR
@@ -175,6 +178,7 @@ class Runner:
     def remember(self, record: Record) -> None:
         """What an earlier run of this supervisor knew, in this boot: before anything is launched or adopted."""
         self._account, self.held, self.restarts = record.account, record.held, record.restarts
+        self._drains = record.state == State.DRAINING
         if self.held:
             self.why = STOPPED_BY_OPERATOR
         elif self._account.degraded:
@@ -190,6 +194,8 @@ class Runner:
         self.started_at = found["since_ns"] / 1e9
         self.asked.set()
         self.said = Said(ready=found["ready"])
+        if self.held and not self._drains:  # an operator's stop was under way
+            self.post(Stop(float("inf"), graceful=True, operator=True))
         self._to(State.STARTING, "adopted; its earlier output is in its log file")
         self._watch_over()
 
@@ -296,8 +302,15 @@ class Runner:
         now = self._shared.clock.now()
         if self._stop is not None:
             self._end(Ended(self._stop_why(), failure=False, graceful=self._stop.graceful))
+        elif isinstance(message, Exited) and message.pid == self.pid and self.state is State.DRAINING:
+            self._stop = Stop(now, graceful=True, operator=True)
+            self._end(Ended("has drained", failure=False, graceful=True))
         elif isinstance(message, Exited) and message.pid == self.pid:
             self._end(self._exit(message.status))
+        elif isinstance(message, Drain) and self.state in {State.RUNNING, State.UNREADY}:
+            self.held, self._account = True, restart.CLEAR
+            self._to(State.DRAINING, "asked for by an operator")
+            await self.hand.drain()
         elif isinstance(message, Restart) and (message.pid is None or message.pid == self.pid):
             killed = message.counts and (message.kill or message.patience is not None)
             ended = Ended(
@@ -319,6 +332,9 @@ class Runner:
         self._troubles = 0
         self._to(State.RUNNING, why)
         self._healthy_since = self.said.heard_at = self._shared.clock.now()
+        if self._drains:
+            self._drains = False
+            self._to(State.DRAINING, "drains since before the supervisor was restarted")
 
     def _is_ready(self, now: float) -> bool:
         if self.spec.readiness is None:
@@ -327,6 +343,8 @@ class Runner:
 
     def _probed(self, trouble: str | None) -> None:
         """Not ready while it runs: told, and nothing is killed for it."""
+        if self.state is State.DRAINING:
+            return
         if trouble is None:
             if self.state is not State.RUNNING:
                 self._ready("it answers")

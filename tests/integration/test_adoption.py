@@ -336,3 +336,53 @@ def test_a_supervisor_killed_at_any_moment_leaves_no_process_that_nobody_knows(m
         status = _leads_again(node)
         assert status["term"]["token"] == first["term"]["token"]
         node.until(lambda: sorted(node.service_pids()) == sorted(_pids(node.status() or first).values()))
+
+
+def _drainer(node: NodeBed) -> None:
+    """Ends by itself 0.5 s after it was told to drain, unless `go` is missing."""
+    script = f"trap 'while [ ! -e {node.folder}/go ]; do sleep 0.05; done; exit 0' USR1; while :; do sleep 0.05; done"
+    node.add_service("one", "sh", "-c", script, drain_signal="USR1")
+
+
+def _state(node: NodeBed) -> str:
+    return str((node.status() or {"services": [{"state": ""}]})["services"][0]["state"])
+
+
+def test_a_drained_service_ends_by_itself_without_failure_and_stays_stopped(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    _drainer(node)
+    before = node.start().until_leading()
+    _service(node, "drain", "one")
+    node.until(lambda: _state(node) == "draining")
+    assert not gone(_pids(before)["one"])
+    (node.folder / "go").touch()
+    node.until(lambda: _state(node) == "stopped")
+    row = (node.status() or {})["services"][0]
+    assert (row["failures"], row["restarts"], row["why"]) == (0, 0, "stopped by an operator")
+    _service(node, "start", "one")
+    node.until(lambda: _state(node) == "running")
+
+
+def test_a_service_that_drains_goes_on_draining_over_a_restart_of_the_supervisor(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    _drainer(node)
+    before = node.start().until_leading()
+    _service(node, "drain", "one")
+    node.until(lambda: _state(node) == "draining")
+    time.sleep(0.2)  # its record is written beside the loop
+    node.kill()
+    node.start()
+    node.until(lambda: _state(node) == "draining")
+    assert not gone(_pids(before)["one"])
+    (node.folder / "go").touch()
+    node.until(lambda: _state(node) == "stopped")
+
+
+def test_a_restart_of_a_draining_service_runs_it_again(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    _drainer(node)
+    before = node.start().until_leading()
+    _service(node, "drain", "one")
+    node.until(lambda: _state(node) == "draining")
+    _service(node, "restart", "one")
+    node.until(lambda: _state(node) == "running" and _pids(node.status() or before)["one"] != _pids(before)["one"])
