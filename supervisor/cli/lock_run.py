@@ -6,6 +6,10 @@ Imports nothing that is not needed for the case at hand (the whole of it is on t
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from supervisor.keeper.job import Denied
+
 USAGE = """usage: gpuward lock run [--gpu N | --path FILE] [--run-dir DIR] -- COMMAND [ARGUMENT...]
 
 Takes the mutex of a GPU and becomes COMMAND; the lock is held until the last process that inherited it has ended.
@@ -17,14 +21,17 @@ There is no waiting: when it cannot be had, exit 75 at once, with one JSON line 
                  GPU: then this is --gpu
   --run-dir DIR  where the keeper answers; default $GPUWARD_RUN_DIR, else /run/gpuward
 
-exit codes: 75 busy, or no authority on this node · 64 wrong usage · 73 the lock file cannot be used ·
-126, 127 COMMAND cannot be executed, is not found · else what COMMAND gives"""
+exit codes: 75 busy, or no authority on this node · 77 not allowed: see `group` in the configuration ·
+64 wrong usage · 73 the lock file cannot be used · 126, 127 COMMAND cannot be executed, is not found ·
+else what COMMAND gives"""
 
 _USAGE_ERROR = 64  # sysexits.h: EX_USAGE
 _CANNOT_CREATE = 73  # EX_CANTCREAT
 _BUSY = 75  # EX_TEMPFAIL
+_NOT_ALLOWED = 77  # EX_NOPERM: trying later does not help
 _NOT_EXECUTABLE = 126  # sh(1)
 _NOT_FOUND = 127
+_CODES = {"busy": _BUSY, "no-authority": _BUSY, "not-allowed": _NOT_ALLOWED}
 
 
 class _Usage(Exception):  # noqa: N818
@@ -60,7 +67,8 @@ def _parse(argv: list[str]) -> tuple[dict[str, str], list[str]]:
         if name in ("-h", "--help"):
             raise _Usage
         if name not in ("--gpu", "--path", "--run-dir"):
-            raise _Usage(f"unknown option {name}")
+            hint = "; no configuration is read here: name the run folder with --run-dir" if name == "--config" else ""
+            raise _Usage(f"unknown option {name}{hint}")
         if not equals:
             if not rest:
                 raise _Usage(f"{name} needs a value")
@@ -106,7 +114,7 @@ def _listed(run: str) -> dict[str, dict[str, str]] | None:
 
     try:
         return {gpu: {"path": entry["path"]} for gpu, entry in json.loads(content).items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         print(f"gpuward lock run: {run}/{LOCKS_FILE} cannot be read: {error!r}", file=sys.stderr)
         return None
 
@@ -147,14 +155,29 @@ def _run_by_gpu(run: str, gpu: int, command: list[str]) -> int:
 
     try:
         entry = enter(run, gpu, "exec", os.path.basename(command[0]))
-    except Denied as denied:
-        if denied.reason == "no-authority" and _unknown(run, gpu):
-            denied = Denied("no-such-gpu", f"GPU {gpu} is not configured on this node", None)
-        answer = {"reason": denied.reason, "gpu": gpu, "holder": denied.holder, "message": str(denied)}
-        code = _denied(answer)
-        return code if denied.reason in ("busy", "no-authority") else _USAGE_ERROR
+    except Denied as refused:
+        denied = _explained(refused, run, gpu)
+        _denied({"reason": denied.reason, "gpu": gpu, "holder": denied.holder, "message": str(denied)})
+        return _CODES.get(denied.reason, _USAGE_ERROR)
     entry.close_connection()
     return _become(entry.fd, command)
+
+
+def _explained(denied: "Denied", run: str, gpu: int) -> "Denied":
+    """With the cause, where the keeper itself did not tell it."""
+    from supervisor.keeper.job import Denied
+    from supervisor.keeper.protocol import JOB_SOCKET
+
+    path, cause = f"{run}/{JOB_SOCKET}", denied.__context__
+    if isinstance(cause, PermissionError):
+        why = f"uid {os.geteuid()} may not use {path}: be root or a member of `group` in the node's configuration"
+        return Denied("not-allowed", why)
+    if denied.reason == "no-authority" and _unknown(run, gpu):
+        return Denied("no-such-gpu", f"GPU {gpu} is not configured on this node")
+    if isinstance(cause, FileNotFoundError | ConnectionRefusedError):
+        advice = "start `gpuward run`, or name its folder with --run-dir"
+        return Denied("no-authority", f"no keeper answers at {path}: {cause.strerror}; {advice}")
+    return denied
 
 
 def _denied(answer: dict[str, object]) -> int:

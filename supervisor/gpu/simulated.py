@@ -220,7 +220,7 @@ def _parse(kind: type[Kind], file: Path) -> Kind:
         return kind()
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SimulatedStateError(file, "", text[:40], f"JSON ({error})") from None
     if not isinstance(raw, dict):
         raise SimulatedStateError(file, "", raw, "a JSON object")

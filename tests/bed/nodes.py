@@ -20,7 +20,7 @@ import yaml
 
 from election.clock import BootClock
 from election.record import Keys, TermRecord
-from election.store import Put, Txn
+from election.store import Delete, Put, Txn
 from election.stores.local import LocalStore
 from supervisor import proc
 from supervisor.demo import cleanup
@@ -62,6 +62,10 @@ class NodeBed:
         """The cluster's last term ended in good order: this node may claim at once (rule 8a). Local store only."""
         asyncio.run(_end_a_term(self.folder.parent / "election.db"))
         return self
+
+    def lose_the_lock(self) -> None:
+        """Somebody deletes the leader key. Local store only."""
+        asyncio.run(_delete_leader_key(self.folder.parent / "election.db"))
 
     def start(self) -> "NodeBed":
         """The supervisor as a child of the test."""
@@ -175,6 +179,13 @@ async def _end_a_term(file: Path) -> None:
     store = LocalStore(file, clock=clock)
     term = TermRecord(instance="before", node="before", ttl_s=TTL, began="then", ended="then", because="a test")
     await store.commit(Txn((), (Put(Keys("test").term, term.to_json()),)), deadline=clock.now() + 5)
+    await store.close()
+
+
+async def _delete_leader_key(file: Path) -> None:
+    clock = BootClock()
+    store = LocalStore(file, clock=clock)
+    await store.commit(Txn((), (Delete(Keys("test").leader),)), deadline=clock.now() + 5)
     await store.close()
 
 

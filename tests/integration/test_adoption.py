@@ -1,6 +1,5 @@
 """A supervisor, a keeper, or both are killed while services run: what runs goes on (rules 15 and 16)."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -9,15 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from election.clock import BootClock
-from election.record import Keys
-from election.store import Delete, Txn
-from election.stores.local import LocalStore
 from supervisor import proc
 from tests.bed.nodes import TTL, Make, NodeBed, gone
 
@@ -147,17 +141,10 @@ def test_a_term_that_was_lost_meanwhile_is_ended_by_the_resumed_supervisor(make_
     node = make_node().after_an_orderly_end()
     before = _eight(node)
     node.kill()
-    asyncio.run(_delete_leader_key(node.folder.parent / "election.db"))
+    node.lose_the_lock()
     node.start()
     node.until(lambda: all(map(gone, _pids(before).values())), within=3)
     assert node.until_leading()["term"]["token"] > before["term"]["token"]
-
-
-async def _delete_leader_key(file: Path) -> None:
-    clock = BootClock()
-    store = LocalStore(file, clock=clock)
-    await store.commit(Txn((), (Delete(Keys("test").leader),)), deadline=clock.now() + 5)
-    await store.close()
 
 
 # --- locks

@@ -139,7 +139,7 @@ def test_a_stopped_service_stays_so_over_a_change_of_terms_until_it_is_started(m
     assert stopped.returncode == 0
     assert json.loads(stopped.stdout)["service"]["state"] == "stopped"
     assert json.loads(gpuward(node, "stop", "one", "--format", "json").stdout)["changed"] is False
-    os.kill(node.keeper(), signal.SIGKILL)  # ends the term at once; the supervisor leads again after a TTL
+    node.lose_the_lock()
     node.until(lambda: gone(first["services"][1]["pid"]))
     node.until(lambda: node.leads() and row(node, "two")["state"] == "running", within=30)
     assert (node.status() or {})["term"]["token"] > first["term"]["token"]
