@@ -373,3 +373,25 @@ def test_a_restart_of_a_draining_service_runs_it_again(make_node: Make) -> None:
     node.until(lambda: _state(node) == "draining")
     _service(node, "restart", "one")
     node.until(lambda: _state(node) == "running" and _pids(node.status() or before)["one"] != _pids(before)["one"])
+
+
+def test_two_hundred_services_start_at_once_and_are_all_adopted(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    for number in range(200):
+        node.add_service(f"s{number}", *SLEEPER)
+    before = node.start().until_leading(within=60)
+    assert len(set(_pids(before).values())) == 200
+    assert before["takeovers"][0]["work_s"] < 5
+    node.kill()
+    keeper = _kill_keeper_of(before)
+    node.start()
+    after = node.until_leading(within=30)
+    assert after["keeper"]["pid"] != keeper
+    assert _pids(after) == _pids(before)
+    assert sorted(node.service_pids()) == sorted(_pids(after).values())
+
+
+def _kill_keeper_of(status: dict[str, Any]) -> int:
+    keeper = int(status["keeper"]["pid"])
+    os.kill(keeper, signal.SIGKILL)
+    return keeper
