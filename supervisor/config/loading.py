@@ -10,12 +10,14 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from supervisor.config.advice import warnings
-from supervisor.config.document import Document, Where, dotted, read
+from supervisor.config.after import wrong_after
+from supervisor.config.document import Document, Where, dotted, read, sample
 from supervisor.config.problems import ConfigErrors, Problem, described
-from supervisor.config.schema import MOST_GPUS, Config
+from supervisor.config.schema import MOST_GPUS, Config, Reach
 
-__all__ = ["ConfigErrors", "Problem", "load", "warnings"]
+__all__ = ["ConfigErrors", "Problem", "load", "load_reach", "warnings"]
 
+ANOTHER = "name another with --config"
 FOLDER = "services.d"
 """Beside the main file; every *.yml in it adds services."""
 SECRET = re.compile(r"pass|secret|token|credential|auth|(^|[-_])key|^env|^command$", re.IGNORECASE)
@@ -61,7 +63,7 @@ def load(path: Path) -> Config:
 
     Raises `ConfigErrors` with every problem at once: of files, of values, and of values that do not go together.
     """
-    main = read(path)
+    main = read(path, "; ".join(filter(None, (ANOTHER, sample()))))
     if main.data is None:
         raise ConfigErrors(main.problems)
     problems = main.problems
@@ -74,11 +76,33 @@ def load(path: Path) -> Config:
         config = Config.model_validate(main.data)
     except ValidationError as error:
         problems += [_translated(merged, details) for details in error.errors(include_url=False)]
-    problems += _missing_gpus(merged)
+    problems += _missing_gpus(merged) + _wrong_after(merged)
     if problems or config is None:
         files = list(dict.fromkeys([main.file, *(problem.file for problem in problems)]))
         raise ConfigErrors(sorted(problems, key=lambda problem: (files.index(problem.file), problem.line or 0)))
     return config
+
+
+def load_reach(path: Path) -> Reach:
+    """`paths` and `api` of the file, and nothing else: who only asks the daemon need not be able to run it.
+
+    Raises `ConfigErrors` with what is wrong there, or where the file is none at all.
+    """
+    main = read(path, f"{ANOTHER}, or the run folder with --run-dir")
+    if main.data is None:
+        raise ConfigErrors(main.problems)
+    if not isinstance(main.data, dict):
+        main.wrong(1, (), described(main.data), "a mapping")
+        raise ConfigErrors(main.problems)
+    problems = [problem for problem in main.problems if problem.path.partition(".")[0] in Reach.model_fields]
+    reach = None
+    try:
+        reach = Reach.model_validate(main.data)
+    except ValidationError as error:
+        problems += [_translated(_Merged(main, {}), details) for details in error.errors(include_url=False)]
+    if problems or reach is None:
+        raise ConfigErrors(problems)
+    return reach
 
 
 def _merge(main: Document, folder: Path, problems: list[Problem]) -> _Merged:
@@ -215,4 +239,14 @@ def _missing_gpus(merged: _Merged) -> list[Problem]:
             problems.append(
                 Problem(*place, dotted(where), str(index), f"0 to {count - 1}", f"gpu.simulated.count is {count}")
             )
+    return problems
+
+
+def _wrong_after(merged: _Merged) -> list[Problem]:
+    services = merged.main.data["services"]
+    problems = []
+    for name, found, expected in wrong_after(services) if isinstance(services, dict) else ():
+        where = ("services", name, "after")
+        place = merged.file_of(where).file, merged.line_of(where)
+        problems.append(Problem(*place, dotted(where), found, expected))
     return problems

@@ -269,6 +269,8 @@ class Service(Section):
     drain_signal: Literal["HUP", "INT", "QUIT", "USR1", "USR2", "WINCH"] | None = None
     """Tells it to take no new work; None: it is told nothing."""
     priority: int = 0
+    after: Annotated[tuple[ServiceName, ...], BeforeValidator(as_tuple)] = ()
+    """Services that must be running before it is started."""
     max_hold: PositiveSeconds | None = None
     """How long it may hold its GPU's lock; None: see `supervisor.lockwatch`."""
     restart: Restart = Restart()
@@ -335,6 +337,15 @@ class Service(Section):
     def account(self) -> Account:
         """Uid, gid, groups and home of `user`, read from the machine each time."""
         return account(self.user)
+
+
+class Reach(Section):
+    """Where a node's daemon answers: all that a command needs of the file which only asks it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    paths: Paths = Paths()
+    api: Api = Api()
 
 
 def _short_host_name() -> str:

@@ -4,7 +4,7 @@ Refusals and errors come back as values; what became of the processes is found o
 """
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +43,8 @@ class Shared:
     lines: Mapping[int, Line]
     keep: Callable[[str, Record], None]
     """Write what a restarted supervisor must know of this service."""
+    missing: Callable[[Sequence[str]], list[str]]
+    """Which of these services are not running, each with its state."""
     wake: Callable[[str], None]
     """Look again, you of this name: it may be your turn."""
     tell: Callable[[str], None]

@@ -7,7 +7,7 @@ refuses what is over. Nor does it watch devices (supervisor.watchdog): it is tol
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ SETTLE = 0.5
 """Seconds that an operator's request waits for the first change of state that follows from it."""
 STRANGER_GRACE = 10.0
 """Seconds from SIGTERM to SIGKILL for a service that is no longer configured."""
+SERVING = frozenset({State.RUNNING, State.UNREADY, State.DRAINING})
+"""Once ready: others that start after it need not wait any more."""
 ASK = 2.5
 """Seconds that a launch waits for one whose env_file or log does not answer; normally milliseconds."""
 NEVER = float("inf")
@@ -77,6 +79,7 @@ class Services:
             driver=driver,
             lines=self.lines,
             keep=records.put,
+            missing=self._missing,
             wake=self._wake,
             tell=on_event,
         )
@@ -348,6 +351,10 @@ class Services:
             "lock": lock,
             "status": runner.said.status,
         }
+
+    def _missing(self, names: Sequence[str]) -> list[str]:
+        states = {name: self.runners[name].state for name in names}
+        return [f"{name} ({state.value})" for name, state in states.items() if state not in SERVING]
 
     def _wake(self, name: str) -> None:
         self.runners[name].post(Look())

@@ -275,6 +275,10 @@ class Runner:
             await self._watching()
         elif self._stop is not None:
             self._end(Ended(self._stop_why(), failure=False))
+        elif missing := self._shared.missing(self.spec.after):
+            self.why = f"after {', '.join(missing)}"
+            self.asked.set()
+            await self._next(self._shared.clock.now() + LOOK_EVERY)
         elif self._waits_in_line():
             self._to(State.WAITING_LOCK, f"behind {self._line().first()} in line for GPU {self.spec.gpu}")
             self.asked.set()

@@ -131,6 +131,53 @@ def test_what_a_service_said_once_is_known_after_its_adoption(make_node: Make, k
     assert row(node)["pid"] == pid
 
 
+# --- after
+
+
+def test_a_service_starts_after_others_are_ready_and_delays_no_take_over(make_node: Make) -> None:
+    node = make_node()
+    go = node.folder / "go"
+    node.add_service("last", "sleep", "1000", after=["one", "first"])
+    node.add_service("first", "sleep", "1000")
+    wait = f"import os\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\nready(); time.sleep(1000)"
+    node.add_service("one", *says(f"exec({wait!r})"), readiness={"notify": True})
+    leads(node)
+    node.until(lambda: row(node, "first")["state"] == "running")
+    assert (row(node, "last")["pid"], row(node, "last")["why"]) == (None, "after one (starting)")
+    go.touch()
+    node.until(lambda: row(node, "last")["state"] == "running")
+    os.kill(row(node, "first")["pid"], signal.SIGKILL)
+    node.until(lambda: row(node, "first")["restarts"] == 1)
+    assert row(node, "last")["restarts"] == 0
+
+
+def test_a_service_that_waits_for_others_can_be_stopped(make_node: Make) -> None:
+    node = make_node()
+    node.add_service("one", "sleep", "1000", readiness={"notify": True})
+    node.add_service("last", "sleep", "1000", after=["one"])
+    leads(node)
+    node.signal(signal.SIGTERM)
+    assert node.exit_code() == 0
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ({"one": ["two"], "two": ["three"], "three": ["one"]}, "one after two after three after one"),
+        ({"one": ["one"], "two": [], "three": []}, "one after one"),
+        ({"one": ["four"], "two": [], "three": []}, "'four'"),
+    ],
+)
+def test_a_circle_and_an_unknown_name_are_told_once(make_node: Make, after: dict[str, list[str]], told: str) -> None:
+    node = make_node()
+    for name, others in after.items():
+        node.add_service(name, "sleep", "1", after=others)
+    node.start()
+    assert node.exit_code() == 78
+    assert told in node.output()
+    assert node.output().count("services.") == 1
+
+
 # --- sections and heartbeats
 
 
