@@ -10,20 +10,26 @@ Which cut is possible depends on the file system (fallocate(2)); they are tried 
 
     collapse   ext4, XFS, f2fs      what follows the head moves to the front; nothing is lost
     punch      tmpfs, Btrfs, others the head becomes a hole without blocks; nothing is lost, the length keeps growing
-    truncate   vfat, 9p, others     what is written between the last read and the cut, some microseconds, is lost
+    truncate   vfat, 9p, others     what is written between the last read and the cut, µs to some ms, is lost
 
 Killed at any step: nothing is lost and nothing is there twice. What is left tells how far it came: while the file still
 begins with the bytes of .pending it has not been cut yet. (So a kill between the cut and the renames, and a file that
 has grown since by the very same bytes, would lose these.)
 
-A line can begin in one file and end in the next: read together, in order, they are complete.
+A line can begin in one file and end in the next: read together, in order, they are complete. `parts` tells the order.
+It holds `at_rest`, which keeps cut and renames out; what a killed rotation has left is at rest.
 """
 
 import contextlib
 import ctypes
 import errno
 import os
+import re
+import stat
+import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -79,8 +85,9 @@ def rotate(path: Path, rules: Log, *, deadline: float, cuts: tuple[Cut, ...] = t
         os.rename(_copying(path), _pending(path))
         _sync_folder(path)
         os.fdatasync(live)  # else the cut does it, while the service waits for its write
-        how = _cut(live, copy, start, end, deadline, cuts)
-        _shift(path, rules.keep)
+        with at_rest(deadline):
+            how = _cut(live, copy, start, end, deadline, cuts)
+            _shift(path, rules.keep)
         return how
 
 
@@ -113,6 +120,98 @@ def _pending(path: Path) -> Path:
     return path.with_name(f".{path.name}.pending")
 
 
+# --- reading
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a log that lies in one file."""
+
+    path: Path
+    begin: int
+    """In the file: behind its hole."""
+    size: int
+    mark: int
+    """Of a copy: tells it from all others, under whatever name. Of the live file: its inode."""
+
+
+_moving = threading.Lock()
+"""Held while files of a log are cut and renamed, and by those who read them: all in one process."""
+
+
+@contextlib.contextmanager
+def at_rest(deadline: float) -> Iterator[None]:
+    """No log is cut and no copy renamed meanwhile. Raises TimeoutError at `deadline`."""
+    if not _moving.acquire(timeout=max(0.0, deadline - boot_time())):
+        raise TimeoutError(errno.ETIMEDOUT, "logs are being cut or read, and this does not end")
+    try:
+        yield
+    finally:
+        _moving.release()
+
+
+def parts(path: Path) -> tuple[list[Part], bool]:
+    """A log's copies, the oldest first, and the live file; at rest each byte is in just one.
+
+    True: before them there was more, which is gone or no file of ours. Raises OSError: the live file cannot be read.
+    """
+    live = open_owned(path)
+    try:
+        begin, found = _first_data(live), os.fstat(live)
+        cut_off = _cut_off(path, live, begin)
+    finally:
+        os.close(live)
+    older, lost = _older(path, gaps=1 if cut_off else 0)  # a shift that was killed leaves a gap
+    if cut_off:
+        older.insert(0, cut_off)
+    size = max(0, found.st_size - begin)
+    return [*reversed(older), Part(path, begin, size, found.st_ino)], lost or (begin > 0 and not older)
+
+
+def _older(path: Path, gaps: int) -> tuple[list[Part], bool]:
+    """The copies, the latest first; and are there more, behind a gap too many or a file that is not ours?"""
+    found: list[Part] = []
+    last = 0
+    for number in sorted(_numbers(path)):
+        gaps -= number - last - 1
+        copy = _copy(_numbered(path, number))
+        if gaps < 0 or copy is None:
+            return found, True
+        found.append(copy)
+        last = number
+    return found, False
+
+
+def _numbers(path: Path) -> Iterator[int]:
+    for name in os.listdir(path.parent):
+        if name.startswith(f"{path.name}.") and re.fullmatch("[1-9][0-9]{0,5}", name[len(path.name) + 1 :]):
+            yield int(name[len(path.name) + 1 :])
+
+
+def _cut_off(path: Path, live: int, begin: int) -> Part | None:
+    """`.pending`, if the log begins behind it: not as `_recover` finds out, but in bounded time."""
+    pending = _copy(_pending(path))
+    if pending is None or os.fstat(live).st_size - begin < pending.size:
+        return pending
+    fd = open_owned(pending.path)
+    try:
+        expected = os.pread(fd, CHUNK, 0)
+    finally:
+        os.close(fd)
+    return None if os.pread(live, len(expected), begin) == expected else pending
+
+
+def _copy(name: Path) -> Part | None:
+    """None: it is not there, or it is no file of ours."""
+    try:
+        found = os.lstat(name)
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+        return None
+    return Part(name, 0, found.st_size, zlib.crc32(b"%d %d" % (found.st_ino, found.st_mtime_ns)))
+
+
 # --- the steps
 
 
@@ -128,7 +227,8 @@ def _recover(path: Path, live: int, keep: int, deadline: float) -> None:
     finally:
         os.close(pending)
     if begun:
-        _shift(path, keep)
+        with at_rest(deadline):
+            _shift(path, keep)
     else:
         _pending(path).unlink()
 
