@@ -4,7 +4,11 @@ from typing import Any
 
 from election.phases import Claiming, Ending, Fencing, Holding, Left, StandingBy
 from supervisor.node import Node
+from supervisor.service.states import State
 from supervisor.version import VERSION
+
+RUN = (State.RUNNING, State.UNREADY, State.DRAINING)
+"""States of a service that has come up and has not begun to end."""
 
 
 def status(node: Node) -> dict[str, Any]:
@@ -32,12 +36,13 @@ def status(node: Node) -> dict[str, Any]:
 
 
 def state_and_why(node: Node) -> tuple[str | None, str]:
-    """The state of the term, and one sentence on why the node is where it is."""
+    """The state of the term, and one sentence on why the node is where it is. Without a term: why it may not claim, or
+    what its claim waits for."""
     match node.elector.state.phase:
         case Holding(stage=stage, because=because):
             if stage == "taking-over":
                 return stage, f"at step {node.progress.now_at or 'arming the keeper'}"
-            return stage, because or "holds the lock and runs the services"
+            return stage, because or _holding(node)
         case Fencing(why=why):
             return "fencing", why
         case Ending(because=because):
@@ -45,9 +50,14 @@ def state_and_why(node: Node) -> tuple[str | None, str]:
         case Claiming():
             return None, "claiming"
         case StandingBy() as phase:
-            return None, _standing_by(node, phase)
+            return None, next(iter(node.unfit_because()), "") or _standing_by(node, phase)
         case Left():
             return None, "leaving"
+
+
+def _holding(node: Node) -> str:
+    states = [row["state"] for row in node.services.snapshot()]
+    return f"holds the lock; {sum(state in RUN for state in states)} of {len(states)} services run"
 
 
 def _standing_by(node: Node, phase: StandingBy) -> str:
@@ -58,7 +68,8 @@ def _standing_by(node: Node, phase: StandingBy) -> str:
         return f"{view.leader.node} leads; its last refresh was seen {unchanged:.1f} s ago"
     if view.term is not None and view.term.ended is not None:
         return "nobody leads; the last term ended in good order"
-    return f"nobody leads; waiting out one TTL, {unchanged:.1f} of {node.timing.ttl} s so far"
+    waited = min(unchanged, node.timing.ttl)
+    return f"nobody leads; waiting out one TTL, {waited:.1f} of {node.timing.ttl} s so far"
 
 
 def _term(node: Node) -> dict[str, Any] | None:
@@ -108,5 +119,16 @@ def _gpu(node: Node, index: int) -> dict[str, Any]:
         "uuid": gpu.uuid if gpu else None,
         "device": str(gpu.device) if gpu else None,
         "state": str(gpu.verdict) if gpu else "unknown",
-        "lock": {"path": str(node.config.lock_file(index)), "holder": node.holders.get(index)},
+        "lock": {
+            "path": str(node.config.lock_file(index)),
+            "holder": node.holders.get(index),
+            "waiting": _waiting(node, index),
+        },
     }
+
+
+def _waiting(node: Node, index: int) -> list[str]:
+    """Services that wait for the lock of this GPU, the next one first: by priority, then who waits longest."""
+    waiting = [row for row in node.services.snapshot() if row["state"] == State.WAITING_LOCK and row["gpu"] == index]
+    waiting.sort(key=lambda row: (-node.services.runners[row["name"]].spec.priority, -row["for_s"]))
+    return [row["name"] for row in waiting]

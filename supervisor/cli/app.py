@@ -44,6 +44,29 @@ class Store(StrEnum):
     ETCD = "etcd"
 
 
+RunDir = Annotated[
+    Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the daemon's socket is; default: paths.run.")
+]
+AskIn = Annotated[
+    Path | None, typer.Option("--run-dir", metavar="DIR", help="Ask through the daemon's socket there; no --config.")
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def gpuward(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def run(config: ConfigFile = DEFAULT_CONFIG) -> None:
     """Be this node's supervisor, in the foreground. Exit 78 on a wrong configuration, with nothing started."""
@@ -67,12 +90,15 @@ def check_config(
 def status(
     config: ConfigFile = DEFAULT_CONFIG,
     url: Annotated[str | None, typer.Option("--url", help="Ask this node instead of the configured one.")] = None,
+    run_dir: AskIn = None,
     output: Annotated[TableFormat, typer.Option("--format", help="How to print.")] = TableFormat.TABLE,
 ) -> None:
     """Who leads, and how this node, its GPUs and its services are. Exit 69 if no daemon answers."""
+    if url is not None and run_dir is not None:
+        raise typer.BadParameter("--url and --run-dir exclude each other", param_hint="--run-dir")
     from supervisor.cli.status import show
 
-    raise typer.Exit(show(config, url, as_json=output is TableFormat.JSON))
+    raise typer.Exit(show(config, url, run_dir, as_json=output is TableFormat.JSON))
 
 
 @app.command()
@@ -82,7 +108,7 @@ def demo(
         str, typer.Option(metavar="NAME", help="What to break; a wrong name lists them all.")
     ] = "kill-node",
     duration: Annotated[
-        str, typer.Option("--for", metavar="TIME", help="How long from the first leader on, as in 40s or 2m.")
+        str, typer.Option("--for", metavar="TIME", help="How long once all services run, as in 40s or 2m.")
     ] = "40s",
     ttl: Annotated[int, typer.Option(metavar="SECONDS", help="The lease; 90 for the real thing.")] = 9,
     output: Annotated[
@@ -112,9 +138,6 @@ def version() -> None:
 
 
 ServiceName = Annotated[str, typer.Argument(metavar="NAME", help="A service of this node.")]
-RunDir = Annotated[
-    Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the daemon's socket is; default: paths.run.")
-]
 Format = Annotated[TableFormat, typer.Option("--format", help="How to print.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
 WaitLimit = Annotated[float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long --wait waits.")]
@@ -237,9 +260,10 @@ def lock_run(context: typer.Context) -> None:
 @lock_app.command("list")
 def lock_list(
     config: ConfigFile = DEFAULT_CONFIG,
+    run_dir: AskIn = None,
     output: Annotated[TableFormat, typer.Option("--format", help="How to print.")] = TableFormat.TABLE,
 ) -> None:
     """Who has the lock of each GPU of this node, for how long, and who waits. Exit 69 if no daemon answers."""
     from supervisor.cli.lock import show
 
-    raise typer.Exit(show(config, as_json=output is TableFormat.JSON))
+    raise typer.Exit(show(config, run_dir, as_json=output is TableFormat.JSON))

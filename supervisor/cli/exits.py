@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import typer
 
-from supervisor.config.loading import ConfigErrors, load
-from supervisor.config.schema import Config
+from supervisor.config.loading import ConfigErrors, load, load_reach
+from supervisor.config.schema import Config, Reach
 
 NOT_RUNNING = 3
 """As systemctl(1) has it for a unit that is not active."""
@@ -30,9 +30,21 @@ def load_or_exit(path: Path) -> Config:
     try:
         return load(path)
     except ConfigErrors as errors:
-        for problem in errors.problems:
-            print(problem, file=sys.stderr)
-        raise typer.Exit(BAD_CONFIG) from None
+        _end_with(errors)
+
+
+def reach_or_exit(path: Path) -> Reach:
+    """Where the daemon of this configuration answers, or what is wrong there on stderr and exit 78."""
+    try:
+        return load_reach(path)
+    except ConfigErrors as errors:
+        _end_with(errors)
+
+
+def _end_with(errors: ConfigErrors) -> NoReturn:
+    for problem in errors.problems:
+        print(problem, file=sys.stderr)
+    raise typer.Exit(BAD_CONFIG) from None
 
 
 def fail(message: str, code: int) -> NoReturn:

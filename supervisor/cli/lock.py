@@ -1,6 +1,5 @@
 """`gpuward lock list`: who has the lock of each GPU of this node, for how long, and who waits for it in which order."""
 
-import http.client
 import json
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from election.record import timestamp
-from supervisor.cli.exits import NO_DAEMON, fail, load_or_exit
+from supervisor.cli.local import Answer
 from supervisor.cli.output import console, plain, span
-from supervisor.cli.status import Answer, fetch, reason
-from supervisor.config.schema import Config
-from supervisor.service.states import State
+from supervisor.cli.status import ask
 
 ABOUT_HOLDER = ("service", "pid", "since", "token")
 
 
-def show(path: Path, *, as_json: bool) -> int:
+def show(path: Path, run_dir: Path | None, *, as_json: bool) -> int:
     """Prints the locks; 0, or exit 69 where no daemon answers."""
-    config = load_or_exit(path)
-    url = f"http://{config.api.listen}"
-    try:
-        answer = fetch(url)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        fail(f"no daemon answers at {url}: {plain(reason(error))}", NO_DAEMON)
-    rows = locks(answer, config)
+    rows = locks(ask(path, None, run_dir))
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
@@ -35,33 +26,21 @@ def show(path: Path, *, as_json: bool) -> int:
     return 0
 
 
-def locks(answer: Answer, config: Config) -> list[Answer]:
-    """One row a GPU of what /status says; the order of those who wait is that of the configured priorities, then
-    who waits longest."""
-    return [_row(gpu, answer.get("services") or [], config) for gpu in answer.get("gpus") or []]
+def locks(answer: Answer) -> list[Answer]:
+    """One row a GPU of what /status says."""
+    return [_row(gpu) for gpu in answer.get("gpus") or []]
 
 
-def _row(gpu: Answer, services: list[Answer], config: Config) -> Answer:
+def _row(gpu: Answer) -> Answer:
     lock = gpu.get("lock") or {}
     holder = lock.get("holder")
-    waiting = [
-        row
-        for row in services
-        if row.get("state") == State.WAITING_LOCK.value and row.get("gpu") == gpu.get("index") is not None
-    ]
-    waiting.sort(key=lambda row: (-_priority(row, config), -(row.get("for_s") or 0.0)))
     return {
         "gpu": gpu.get("index"),
         "path": lock.get("path"),
         "holder": {key: holder.get(key) for key in ABOUT_HOLDER} if holder else None,
         "held_s": holder.get("held_s") if holder else None,
-        "waiting": [row.get("name") for row in waiting],
+        "waiting": lock.get("waiting") or [],
     }
-
-
-def _priority(row: Answer, config: Config) -> int:
-    spec = config.services.get(str(row.get("name")))
-    return 0 if spec is None else spec.priority
 
 
 def _print(rows: list[Answer]) -> None:

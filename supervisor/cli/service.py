@@ -28,9 +28,9 @@ FOLLOW = 0.5
 def find(config: Path, run_dir: Path | None) -> Daemon:
     """The daemon by its run folder, which the configuration names unless it is given."""
     if run_dir is None:
-        from supervisor.cli.exits import load_or_exit
+        from supervisor.cli.exits import reach_or_exit
 
-        run_dir = load_or_exit(config).paths.run
+        run_dir = reach_or_exit(config).paths.run
     return Daemon(run_dir)
 
 

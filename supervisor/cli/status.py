@@ -3,13 +3,13 @@
 import http.client
 import json
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from supervisor.cli.exits import NO_DAEMON, fail, load_or_exit
+from supervisor.cli.exits import NO_DAEMON, fail, reach_or_exit
+from supervisor.cli.local import Answer, Daemon
 from supervisor.cli.output import console, plain, span
 from supervisor.config.values import split_url
 
@@ -28,21 +28,27 @@ STYLES = {
 }
 """Colours of service states."""
 
-Answer = dict[str, Any]
 
-
-def show(path: Path, url: str | None, *, as_json: bool) -> int:
+def show(path: Path, url: str | None, run_dir: Path | None, *, as_json: bool) -> int:
     """Prints the status; 0, or exit 69 where no daemon answers."""
-    asked = (url or f"http://{load_or_exit(path).api.listen}").rstrip("/")
-    try:
-        answer = fetch(asked)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        fail(f"no daemon answers at {plain(asked)}: {plain(reason(error))}", NO_DAEMON)
+    answer = ask(path, url, run_dir)
     if as_json:
         print(json.dumps(answer, indent=2))
     else:
         _print(answer)
     return 0
+
+
+def ask(path: Path, url: str | None, run_dir: Path | None) -> Answer:
+    """What /status says at `url`, else through the socket in `run_dir`, else where the configuration says that the
+    daemon listens. Ends the command where none answers."""
+    if url is None and run_dir is not None:
+        return Daemon(run_dir).ask("GET", "/status")
+    asked = (f"http://{reach_or_exit(path).api.listen}" if url is None else url).rstrip("/")
+    try:
+        return fetch(asked)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        fail(f"no daemon answers at {plain(asked)}: {plain(reason(error))}", NO_DAEMON)
 
 
 def reason(error: Exception) -> str:

@@ -23,6 +23,9 @@ MAX_VALUES = 50_000
 MAX_DEPTH = 40
 TRUE_WORDS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 
+SAMPLE = Path(__file__).parents[2] / "examples/gpuward.yml"
+"""Only in a checkout: a wheel has no examples."""
+
 Where = tuple[str | int, ...]
 """Keys and list indexes from the top of the file to a value."""
 
@@ -54,10 +57,10 @@ def dotted(where: Where) -> str:
     return ".".join(str(part) for part in where)
 
 
-def read(path: Path) -> Document:
-    """The file's content. Never raises for what is in it: see `problems`."""
+def read(path: Path, instead: str = "") -> Document:
+    """The file's content. Never raises for what is in it: see `problems`. `instead`: the advice where there is none."""
     document = Document(str(path))
-    text = _text(path, document)
+    text = _text(path, document, instead)
     if text is None:
         return document
     try:
@@ -68,7 +71,7 @@ def read(path: Path) -> Document:
         document.wrong(None, (), "lists or mappings nested too deep", f"at most {MAX_DEPTH} levels")
     else:
         if node is None:
-            document.wrong(None, (), "an empty file", "a mapping", "examples/gpuward.yml explains every key")
+            document.wrong(None, (), "an empty file", "a mapping", sample())
         else:
             walk = _Walk(document)
             data = walk.value(node, (), 0)
@@ -78,7 +81,12 @@ def read(path: Path) -> Document:
     return document
 
 
-def _text(path: Path, document: Document) -> str | None:
+def sample() -> str:
+    """Where every key is explained, for a message; empty where that is not on this machine."""
+    return f"{SAMPLE} explains every key" if SAMPLE.is_file() else ""
+
+
+def _text(path: Path, document: Document, instead: str) -> str | None:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -87,7 +95,7 @@ def _text(path: Path, document: Document) -> str | None:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        document.wrong(None, (), f"no readable file ({found})", "a YAML file")
+        document.wrong(None, (), f"no readable file ({found})", "a YAML file", instead)
         return None
     if len(raw) > MAX_BYTES:
         document.wrong(None, (), f"more than {MAX_BYTES} bytes", "a smaller file")

@@ -1,7 +1,6 @@
 """`gpuward lock list`: what it makes of /status."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,6 @@ from tests.unit.config_samples import SMALL, write
 from tests.unit.test_cli_status import answering
 
 runner = CliRunner()
-SERVICES = SMALL + "".join(
-    f"  {name}: {{command: [sleep, 60], user: {os.geteuid()}, gpu: 0, lock: on-demand, priority: {priority}}}\n"
-    for name, priority in (("low", -1), ("late", 0), ("early", 0), ("high", 9))
-)
 HELD: dict[str, Any] = {
     "role": "leader",
     "gpus": [
@@ -31,24 +26,17 @@ HELD: dict[str, Any] = {
                     "held_s": 7800.0,
                     "command": "python secret",
                 },
+                "waiting": ["high", "early", "late", "low"],
             },
         },
-        {"index": 1, "lock": {"path": "/run/gpuward/gpu-1.lock", "holder": None}},
-    ],
-    "services": [
-        {"name": "low", "state": "waiting-lock", "gpu": 0, "for_s": 900.0},
-        {"name": "late", "state": "waiting-lock", "gpu": 0, "for_s": 3.0},
-        {"name": "early", "state": "waiting-lock", "gpu": 0, "for_s": 5.0},
-        {"name": "high", "state": "waiting-lock", "gpu": 0, "for_s": 1.0},
-        {"name": "trainer", "state": "running", "gpu": 0, "for_s": 7800.0},
-        {"name": "elsewhere", "state": "waiting-lock", "gpu": None, "for_s": 1.0},
+        {"index": 1, "lock": {"path": "/run/gpuward/gpu-1.lock", "holder": None, "waiting": []}},
     ],
 }
 
 
 def listed(folder: Path, answer: dict[str, Any], *options: str) -> str:
     with answering(json.dumps(answer).encode()) as url:
-        path = write(folder, SERVICES + f"api: {{listen: '{url.removeprefix('http://')}'}}\n")
+        path = write(folder, SMALL + f"api: {{listen: '{url.removeprefix('http://')}'}}\n")
         result = runner.invoke(app, ["lock", "list", "--config", str(path), *options])
     assert result.exit_code == 0, result.output
     return result.stdout
