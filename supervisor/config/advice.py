@@ -1,5 +1,6 @@
 """What a valid configuration can still get wrong: warnings, for people."""
 
+import os
 import shutil
 
 from supervisor.config.schema import Config, Service
@@ -10,13 +11,14 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def warnings(config: Config) -> list[str]:
     """One sentence each, with the consequence. Looks at this machine's files, changes nothing."""
-    found = [f"election.{text}" for text in config.election.timing.warnings()]
+    etcd = config.election.store == "etcd"
+    found = [f"election.{text}" for text in config.election.timing.warnings()] if etcd else []
     if config.election.store == "local" and config.election.etcd is not None:
         found.append("election.etcd: not used with `store: local`")
     if not config.services:
         found.append("services: none are declared, so this node has nothing to watch")
     for name, service in config.services.items():
-        found += [f"services.{name}.{text}" for text in _of_service(service)]
+        found += [f"services.{name}.{text}" for text in (*_of_service(service), *_never_gets_the_gpu(service, config))]
     return found + _waiting_for_ever(config)
 
 
@@ -31,6 +33,19 @@ def _of_service(service: Service) -> list[str]:
     if service.env_file is not None and not service.env_file.is_file():
         found.append(f"env_file: {service.env_file} is not a file here, so it cannot start")
     return found
+
+
+def _never_gets_the_gpu(service: Service, config: Config) -> list[str]:
+    """The keeper's socket is for its own user, root, and `group`."""
+    account = service.account
+    if service.lock != "on-demand" or account.uid in (0, os.geteuid()) or config.gid in account.groups:
+        return []
+    never = "so `gpuward lock run` never gets it the GPU (exit 77)"
+    if config.group is None:
+        return [f"user: no `group` is set, {never}; set `group` to a group of {account.name}"]
+    return [
+        f"user: {account.name} is not in group {config.group}, {never}; `usermod -aG {config.group} {account.name}`"
+    ]
 
 
 def _exists(service: Service) -> bool:

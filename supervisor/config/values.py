@@ -161,9 +161,11 @@ def endpoint(value: str) -> str:
 
 def host_and_port(value: str) -> tuple[str, int]:
     """Host and port of `127.0.0.1:8009` or `[::1]:8009`. Raises `wrong(…)`."""
-    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):([0-9]{1,5})", value, re.ASCII)
-    if match is None or int(match[3]) > 65535:
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):([0-9]{1,20})", value, re.ASCII)
+    if match is None:
         raise wrong("host:port, such as 127.0.0.1:8009")
+    if int(match[3]) > 65535:
+        raise wrong("a port from 1 to 65535")
     return match[1] or match[2], int(match[3])
 
 

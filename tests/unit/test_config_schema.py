@@ -179,9 +179,32 @@ def test_a_program_that_is_not_there_is_a_warning_and_no_error(tmp_path: Path) -
     assert any("'sleep' is not an executable" in text for text in warnings(elsewhere))
 
 
-def test_a_short_ttl_is_warned_of(tmp_path: Path) -> None:
-    config = loaded(tmp_path, SMALL.replace("store: local", "store: local\n  ttl: 9"))
-    assert any("ttl 9 s" in text for text in warnings(config))
+def test_a_ttl_too_short_for_an_election_of_etcd_is_warned_of_with_etcd_alone(tmp_path: Path) -> None:
+    etcd = "store: etcd\n  ttl: 9\n  etcd: {endpoints: ['http://127.0.0.1:2379']}"
+    assert any("ttl 9 s" in text for text in warnings(loaded(tmp_path, SMALL.replace("store: local", etcd))))
+    local = loaded(tmp_path, SMALL.replace("store: local", "store: local\n  ttl: 9"))
+    assert not any("ttl" in text for text in warnings(local))
+
+
+@ROOT
+def test_an_on_demand_service_that_may_not_ask_for_the_gpu_is_warned_of(tmp_path: Path) -> None:
+    demand = SMALL.replace("lifetime", "on-demand")
+    assert not any("lock run" in text for text in warnings(loaded(tmp_path, demand)))
+    stranger = demand.replace("user: 0", "user: nobody")
+    without = next(text for text in warnings(loaded(tmp_path, stranger)) if "lock run" in text)
+    assert "no `group` is set" in without
+    assert "set `group` to a group of nobody" in without
+    outside = next(text for text in warnings(loaded(tmp_path, stranger + "group: 54321\n")) if "lock run" in text)
+    assert "nobody is not in group 54321" in outside
+    own = pwd.getpwnam("nobody").pw_gid
+    assert not any("lock run" in text for text in warnings(loaded(tmp_path, f"{stranger}group: {own}\n")))
+    assert not any("lock run" in text for text in warnings(loaded(tmp_path, SMALL.replace("user: 0", "user: nobody"))))
+
+
+@pytest.mark.parametrize("port", ["189090", "65536", "0"])
+def test_a_port_that_is_none_is_told_as_such(tmp_path: Path, port: str) -> None:
+    problem = one_problem(tmp_path, SMALL + f"api: {{listen: '127.0.0.1:{port}'}}\n")
+    assert problem.expected == "a port from 1 to 65535"
 
 
 def test_errors_of_one_service_do_not_hide_each_other(tmp_path: Path) -> None:
@@ -206,6 +229,17 @@ def _keys(model: Any) -> set[str]:
 def test_the_example_loads() -> None:
     config = load(EXAMPLES / "gpuward.yml")
     assert set(config.services) == {"trainer", "heartbeat"}
+
+
+def test_the_node_to_try_lies_below_one_folder(tmp_path: Path) -> None:
+    """As README.md makes it: a copy, beside which no services.d is read, with the own user."""
+    text = (EXAMPLES / "try.yml").read_text().replace("user: root", f"user: {os.geteuid()}")
+    config = loaded(tmp_path, text)
+    assert len(config.services) == 2
+    assert config.allow_weak_containment
+    paths = [config.paths.run, config.paths.state, config.paths.log, config.election.local.file]
+    assert all(path.is_relative_to("/tmp/gpuward-try") for path in (*paths, config.gpu.simulated.folder))
+    assert not any("lock run" in text for text in warnings(config))
 
 
 def test_the_example_explains_every_key_of_the_schema() -> None:
