@@ -40,6 +40,7 @@ clean: ## remove what these targets made
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "gpuward: no Python 3.11 or later that can make virtual environments;" \
 		"install python3 and python3-venv (Debian, Ubuntu) or python3.11 (RHEL 9)" >&2; exit 1; }
+	@echo "gpuward: making .venv and installing what it needs, once; this takes up to a minute"
 	@$(PYTHON) -m venv .venv
 
 .venv/.runtime: $(SOURCES) | .venv/bin/python

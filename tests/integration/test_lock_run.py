@@ -72,6 +72,7 @@ def test_no_daemon_means_no_authority(tmp_path: Path) -> None:
     assert done.returncode == 75
     said = json.loads(done.stderr)
     assert (said["reason"], said["holder"], said["gpu"]) == ("no-authority", None, 0)
+    assert said["message"].endswith("start `gpuward run`, or name its folder with --run-dir")
 
 
 def test_commands_that_cannot_run_give_what_a_shell_gives(tmp_path: Path) -> None:
@@ -95,6 +96,11 @@ def test_wrong_usage_is_exit_64_and_shows_the_usage(argv: list[str]) -> None:
     done = _lock_run(*argv)
     assert done.returncode == 64
     assert "usage: gpuward lock run" in done.stderr
+
+
+def test_a_configuration_is_answered_with_the_option_that_there_is() -> None:
+    done = _lock_run("--config", "/etc/gpuward/gpuward.yml", "--", "true")
+    assert (done.returncode, "name the run folder with --run-dir" in done.stderr) == (64, True)
 
 
 def test_help_is_no_error() -> None:
