@@ -21,6 +21,8 @@ USAGE_ERROR = 2
 START_LIMIT = 20.0
 """Seconds, besides two TTLs, until all services run somewhere. A cold start takes one TTL: nothing is known of an
 earlier term, so the first claim has to wait for it."""
+NEXT = "next: gpuward demo --fault stop-supervisor, or one node to try: README.md has the commands"
+"""After the result, for people."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -99,7 +101,7 @@ async def _demo(store: str, fault: Fault, seconds: float, ttl: int, fmt: str) ->
     if fmt == "json":
         print(json.dumps(result), flush=True)
     else:
-        text = screen.untold() + report.lines(result, fault.proves, fault.takeovers)
+        text = [*screen.untold(), *report.lines(result, fault.proves, fault.takeovers), NEXT]
         print("\n".join(text), flush=True)
     return 0 if result["ok"] else 1
 

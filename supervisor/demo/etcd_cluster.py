@@ -31,6 +31,8 @@ HEARTBEAT_MS, ELECTION_MS = 50, 500
 START_LIMIT = 30.0
 """Seconds until a member must be healthy; 1.4 s is usual."""
 PR_SET_PDEATHSIG = 1
+INSTALLER = Path(__file__).parents[2] / "tools/install-etcd.sh"
+"""Only in a checkout."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -41,19 +43,19 @@ class EtcdClusterError(Exception):
 
 
 def find_binaries() -> Path:
-    """The folder with `etcd` and `etcdctl`: $GPUWARD_ETCD_DIR, else .cache/etcd/3.5 of a source tree, else on PATH."""
-    named = os.environ.get("GPUWARD_ETCD_DIR")
-    found = shutil.which("etcd")
-    folders = [Path(named)] if named else [Path(__file__).parents[2] / ".cache/etcd/3.5"]
+    """The folder with `etcd` and `etcdctl`: $GPUWARD_ETCD_DIR, else .cache/etcd/3.5 of a checkout, else on PATH."""
+    named, found, checkout = os.environ.get("GPUWARD_ETCD_DIR"), shutil.which("etcd"), INSTALLER.is_file()
+    folders = [Path(named)] if named else [INSTALLER.parents[1] / ".cache/etcd/3.5"] if checkout else []
     if found and not named:
         folders.append(Path(found).parent)
     for folder in folders:
         if os.access(folder / "etcd", os.X_OK) and os.access(folder / "etcdctl", os.X_OK):
             return folder
-    looked = ", ".join(str(folder) for folder in folders)
+    looked = " or ".join(f"in {folder}" for folder in folders) + (" (GPUWARD_ETCD_DIR)" if named else "")
+    places = looked if named else " or ".join(filter(None, (looked, "on PATH")))
+    install = f"run {INSTALLER}, install" if checkout else "install"
     raise EtcdClusterError(
-        f"no etcd and etcdctl in {looked} or on PATH: run tools/install-etcd.sh, install etcd 3.5 or later, "
-        "or name their folder in GPUWARD_ETCD_DIR"
+        f"no etcd and etcdctl {places}: {install} etcd 3.5 or later, or name their folder in GPUWARD_ETCD_DIR"
     )
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from supervisor.demo.watch import Term
 
+CONTAINMENT = {"process-group": "process-group: no cgroup to be had here, so what leaves its process group escapes"}
+"""Where the word alone does not say what it means."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -86,7 +89,7 @@ def lines(result: dict[str, Any], proves: str, expected: int) -> list[str]:
         f"two at once    {result['overlap_s']:.3f} s",
         f"without any    {result['gap_s']:.2f} s, the longest time with no service process",
         f"services       {services['running']} of {services['expected']} running at the end",
-        f"containment    {result['containment']}",
+        f"containment    {CONTAINMENT.get(result['containment'], result['containment'])}",
         f"observer       {observer['samples']} samples of /proc, "
         f"at most {observer['longest_gap_s'] * 1000:.0f} ms apart"
         + (f", {len(observer['late'])} late: it may have missed something there" if observer["late"] else ""),

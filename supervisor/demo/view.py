@@ -17,21 +17,37 @@ from supervisor.demo.watch import Event, Status, Watcher, is_active, running_ser
 
 PERIOD = 0.25
 """Seconds between two pictures."""
-LAST_EVENTS = 10
+MOST_EVENTS, FEWEST_EVENTS = 10, 6
+BESIDE_EVENTS = 13
+"""Lines of a picture that are not events: title, table of three nodes, up to three lines of services."""
+WIDE = 100
+"""Columns from which `processes` and `turns` have room beside `why`."""
+LAG = 1.0
+"""Seconds that an event may come late: terms are read from the store, processes from what the observer wrote."""
 
 
 class Plain:
-    """Events as lines, as they happen."""
+    """Events as lines, in the order in which they happened: while more of them can come, `LAG` later."""
 
     def __init__(self, stream: TextIO) -> None:
         self.events: list[Event] = []
         self._stream = stream
         self._start = boot_time()
+        self._held: list[Event] = []
+        self._live = False
 
     def notice(self, event: Event) -> None:
         """Keep it and show it."""
         self.events.append(event)
-        print(self.line(event), file=self._stream, flush=True)
+        self._held.append(event)
+        if not self._live:
+            self.show_until(event.at)
+
+    def show_until(self, moment: float) -> None:
+        """Print what happened until then (boot time) and has not been printed."""
+        self._held.sort(key=lambda event: event.at)
+        while self._held and self._held[0].at <= moment:
+            print(self.line(self._held.pop(0)), file=self._stream, flush=True)
 
     def line(self, event: Event) -> str:
         """Seconds since the demo began, and what happened."""
@@ -44,7 +60,20 @@ class Plain:
     @contextlib.asynccontextmanager
     async def live(self, _watcher: Watcher) -> AsyncIterator[None]:
         """While it is entered, the state is shown."""
-        yield
+        self._live = True
+        showing = asyncio.create_task(self._show())
+        try:
+            yield
+        finally:
+            self._live = False
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+            self.show_until(float("inf"))
+
+    async def _show(self) -> None:
+        while True:
+            self.show_until(boot_time() - LAG)
+            await asyncio.sleep(PERIOD)
 
 
 class Terminal(Plain):
@@ -79,9 +108,11 @@ class Terminal(Plain):
             await asyncio.sleep(PERIOD)
 
     def _picture(self, watcher: Watcher) -> RenderableType:
-        last = sorted(self.events, key=lambda event: event.at)[-LAST_EVENTS:]
-        lines = [Text(self.line(event)) for event in last]
-        return Group(Text(self._title, style="bold"), _nodes(watcher), _services(watcher), *lines)
+        count = max(FEWEST_EVENTS, min(MOST_EVENTS, self._console.height - BESIDE_EVENTS))
+        last = sorted(self.events, key=lambda event: event.at)[-count:]
+        lines = [Text(self.line(event), no_wrap=True, overflow="ellipsis") for event in last]
+        title = Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
+        return Group(title, _nodes(watcher, wide=self._console.width >= WIDE), _services(watcher), *lines)
 
 
 def for_output(fmt: str, title: str) -> Plain:
@@ -92,8 +123,11 @@ def for_output(fmt: str, title: str) -> Plain:
     return Terminal(console, title) if console.is_terminal else Plain(sys.stdout)
 
 
-def _nodes(watcher: Watcher) -> Table:
-    table = Table("node", "state", "token", "lease left", "services", "processes", "turns", "why")
+def _nodes(watcher: Watcher, *, wide: bool) -> Table:
+    table = Table("node", "state", "token", "lease left", "services", *(("processes", "turns") if wide else ()))
+    for column in table.columns:
+        column.no_wrap = True
+    table.add_column("why")  # may shrink, unlike the others; its text stays one line all the same
     for name, node in watcher.cluster.nodes.items():
         status = watcher.statuses[name]
         term = (status or {}).get("term") or {}
@@ -104,9 +138,8 @@ def _nodes(watcher: Watcher) -> Table:
             str(term.get("token") or ""),
             "" if left is None else f"{left:.1f} s",
             f"{running_services(status)}/{SERVICES}" if status else "",
-            "yes" if name in watcher.observed else "",
-            str(node.turns()),
-            str((status or {}).get("why") or "")[:60],
+            *(("yes" if name in watcher.observed else "", str(node.turns())) if wide else ()),
+            Text(str((status or {}).get("why") or ""), no_wrap=True, overflow="ellipsis"),
             style="green" if is_active(status) else None,
         )
     return table

@@ -1,14 +1,22 @@
 """What a demo says of itself, from what it saw."""
 
-from typing import Any
+import asyncio
+import io
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
+from election.clock import boot_time
 from election.record import LeaderRecord, TermRecord, View, timestamp
-from supervisor.demo import faults, report
+from supervisor.demo import etcd_cluster, faults, report, view
 from supervisor.demo.command import run_demo
+from supervisor.demo.etcd_cluster import EtcdClusterError, find_binaries
 from supervisor.demo.report import Seen
-from supervisor.demo.watch import Term, note_terms
+from supervisor.demo.watch import Event, Term, Watcher, note_terms
 
 OBSERVED: dict[str, Any] = {"overlap_s": 0.0, "gap_s": 9.4, "samples": 2000, "longest_gap_s": 0.04, "late": []}
 FIRST = Term(5, "node1", "node1-a", since=100.0, renewed_at=109.5)
@@ -72,6 +80,79 @@ def test_people_see_the_figures_of_each_takeover_and_the_verdict() -> None:
     text = "\n".join(report.lines(report.summarize(seen()), "it works", 1))
     assert "claimed 9.20 s after the last refresh, 110 ms of work" in text
     assert text.endswith("ok")
+
+
+def test_people_are_told_what_weak_containment_means() -> None:
+    weak = report.summarize(seen(containment="process-group"))
+    assert weak["containment"] == "process-group"
+    assert "containment    process-group: no cgroup" in "\n".join(report.lines(weak, "it works", 1))
+
+
+def test_lines_stand_in_the_order_in_which_it_happened() -> None:
+    shown = io.StringIO()
+    screen = view.Plain(shown)
+
+    async def play() -> None:
+        start = boot_time()
+        screen.notice(Event(start, "before"))
+        assert "before" in shown.getvalue()
+        async with screen.live(cast(Watcher, None)):
+            screen.notice(Event(start + 0.02, "later"))
+            screen.notice(Event(start + 0.01, "sooner"))
+            assert "sooner" not in shown.getvalue()
+            screen.show_until(start + 0.03)
+            assert "later" in shown.getvalue()
+            screen.notice(Event(boot_time(), "last"))
+
+    asyncio.run(play())
+    assert re.findall(r"[a-z]{3,}", shown.getvalue()) == ["before", "sooner", "later", "last"]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_picture_fits_the_terminal_and_shows_the_last_events(columns: int) -> None:
+    console = Console(file=io.StringIO(), width=columns, height=24, force_terminal=True)
+    screen = view.Terminal(console, "gpuward demo: store local, fault kill-node, TTL 9 s")
+    for number in range(20):
+        screen.notice(Event(number, f"event {number} " + "x" * 100))
+    why = "holds the lock; 8 of 8 services run, and much more is said about it than any terminal has columns for" * 2
+    services = [{"name": f"turn-{number}", "state": "waiting-lock"} for number in range(8)]
+    term = {"token": 12, "lease_left_s": 5.0}
+    status = {"role": "leader", "state": "active", "term": term, "why": why, "services": services}
+    node = SimpleNamespace(running=True, turns=lambda: 123, turns_file=Path("/nonexistent"))
+    nodes = {f"node{number}": node for number in (1, 2, 3)}
+    watcher = SimpleNamespace(
+        cluster=SimpleNamespace(nodes=nodes),
+        statuses={"node1": status, "node2": status | {"state": None, "term": None}, "node3": None},
+        observed={"node1": [1]},
+        active=lambda: "node1",
+    )
+    lines = console.render_lines(screen._picture(cast(Watcher, watcher)))
+    text = ["".join(segment.text for segment in line) for line in lines]
+    assert len(text) <= 23
+    assert [number for number in range(20) if any(f"event {number} " in line for line in text)][-6:] == [*range(14, 20)]
+    assert sum("holds the lock; 8" in line for line in text) == 2
+    assert "lease left" in "".join(text)
+    assert "5.0 s" in "".join(text)
+    assert ("turns" in "".join(text)) == (columns >= 100)
+
+
+@pytest.mark.parametrize("checkout", [True, False])
+def test_the_installer_of_etcd_is_named_in_a_checkout_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: bool
+) -> None:
+    script = tmp_path / "tools/install-etcd.sh"
+    if checkout:
+        script.parent.mkdir()
+        script.touch()
+    monkeypatch.setattr(etcd_cluster, "INSTALLER", script)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("GPUWARD_ETCD_DIR", raising=False)
+    with pytest.raises(EtcdClusterError, match="or name their folder in GPUWARD_ETCD_DIR") as caught:
+        find_binaries()
+    assert ("install-etcd.sh" in str(caught.value)) == checkout
+    monkeypatch.setenv("GPUWARD_ETCD_DIR", "/nowhere")
+    with pytest.raises(EtcdClusterError, match=r"in /nowhere \(GPUWARD_ETCD_DIR\): "):
+        find_binaries()
 
 
 def view_of(leader: LeaderRecord | None, term: TermRecord | None, mod: int) -> View:
