@@ -102,8 +102,8 @@ def _raise_files_limit() -> None:
 
 def _log_to_stderr() -> None:
     """Lines for people on a terminal, JSON otherwise."""
-    people = sys.stderr.isatty()
-    renderer = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
+    people, escaped = sys.stderr.isatty(), sys.stderr.encoding.lower() != "utf-8"
+    renderer = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer(ensure_ascii=escaped)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -48,6 +48,6 @@ ADVICE = {
     ErrorClass.TRANSIENT: "it is tried again; `etcdctl endpoint status --cluster` shows the members",
     ErrorClass.AUTH: "check the etcd user, its role and its password",
     ErrorClass.NO_SPACE: "compact and defragment etcd, then `etcdctl alarm disarm`; or raise --quota-backend-bytes",
-    ErrorClass.UNSUPPORTED: "start etcd 3.5 or later with --enable-grpc-gateway=true",
+    ErrorClass.UNSUPPORTED: "name the port for clients; it must be etcd 3.5 or later, with --enable-grpc-gateway=true",
 }
 """What to do, by class: the end of every message."""

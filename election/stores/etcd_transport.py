@@ -20,7 +20,7 @@ from election.stores.etcd_wire import MalformedError, document
 
 LARGEST_REPLY = 16 << 20
 """Bytes. Ours are a few kB; more is not etcd talking."""
-GATEWAY_OFF = "no JSON gateway here (404): is it etcd 3.5 or later, started with --enable-grpc-gateway=true?"
+GATEWAY_OFF = "no JSON gateway here (404); etcd's clients use port 2379, and 2380 is for its members alone"
 
 _FAILURES = (aiohttp.ClientError, OSError, ValueError, RuntimeError, EOFError)
 
@@ -174,7 +174,7 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 def describe(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    return str(error).replace(" ssl:default", "") or type(error).__name__  # aiohttp's word for http as well
 
 
 def _broken(error: Exception, progress: _Progress) -> RefusedError:

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,13 @@ def test_help_imports_nothing_that_is_slow() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["run", "check-config", "status"])
+@pytest.mark.parametrize("words", [["--version"], ["version"]])
+def test_the_version_is_a_command_and_an_option(words: list[str]) -> None:
+    done = runner.invoke(app, words)
+    assert (done.exit_code, done.stdout.startswith("gpuward 0.")) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["run", "check-config"])
 def test_a_wrong_configuration_shows_every_problem_and_exits_78(tmp_path: Path, command: str) -> None:
     path = write(tmp_path, SMALL.replace("prod", "PROD").replace("gpu1", "GPU1"))
     result = runner.invoke(app, [command, "--config", str(path)])
@@ -33,6 +40,45 @@ def test_a_wrong_configuration_shows_every_problem_and_exits_78(tmp_path: Path, 
     assert result.stdout == ""
     assert [line.split(": ")[1] for line in result.stderr.splitlines()] == ["cluster", "node"]
     assert result.stderr.startswith(f"{path}:1: cluster: found 'PROD', expected ")
+
+
+ASKS = [["status"], ["lock", "list"], ["service", "list"], ["service", "restart", "trainer"]]
+
+
+@pytest.mark.parametrize("words", ASKS, ids=" ".join)
+def test_who_only_asks_the_daemon_is_told_of_wrong_paths_and_of_nothing_else(tmp_path: Path, words: list[str]) -> None:
+    others = SMALL.replace("prod", "PROD").replace("user: ", "user: nobody-here-")
+    here = f"{others}api: {{listen: '127.0.0.1:1'}}\npaths: {{run: {tmp_path}}}\n"
+    done = runner.invoke(app, [*words, "--config", str(write(tmp_path, here))])
+    assert (done.exit_code, "no daemon answers" in done.stderr) == (69, True)
+    wrong = f"{others}paths: {{run: relative}}\napi: {{lisen: x}}\n"
+    done = runner.invoke(app, [*words, "--config", str(write(tmp_path, wrong))])
+    assert done.exit_code == 78
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["paths.run", "api.lisen"]
+
+
+def test_a_configuration_that_is_not_there_is_answered_with_what_to_name_instead(tmp_path: Path) -> None:
+    absent = ["--config", str(tmp_path / "none.yml")]
+    run = runner.invoke(app, ["run", *absent])
+    assert (run.exit_code, "name another with --config; " in run.stderr) == (78, True)
+    assert "examples/gpuward.yml explains every key" in run.stderr
+    asks = runner.invoke(app, ["status", *absent])
+    assert (asks.exit_code, "or the run folder with --run-dir" in asks.stderr) == (78, True)
+
+
+def test_status_asks_one_daemon_only() -> None:
+    done = runner.invoke(app, ["status", "--url", "http://127.0.0.1:1", "--run-dir", "/nowhere"])
+    assert (done.exit_code, "exclude each other" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_log_that_is_no_terminal_is_json_in_what_its_encoding_can_say(encoding: str) -> None:
+    code = "from supervisor import daemon; daemon._log_to_stderr(); daemon.log.info('a → é 😀')"
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
+    line = done.stderr.decode(encoding)
+    assert json.loads(line)["event"] == "a → é 😀"
+    assert ("→" in line) == (encoding == "utf-8")
 
 
 def test_the_environment_names_the_configuration_and_the_option_wins(tmp_path: Path) -> None:
