@@ -17,6 +17,7 @@ from supervisor import proc
 from supervisor.cgroup import Group
 from supervisor.keeper.client import KeeperRefused, spawn
 from tests.bed.keeper import Bed, ended, pid_from, soon, until
+from tests.bed.leased import leased
 
 _ROOT = Path(__file__).parents[2]
 _LATE_S = 0.1
@@ -178,12 +179,13 @@ async def test_a_folder_of_a_term_that_is_over_is_killed_and_removed_when_it_app
     parent.close()
 
 
-async def test_a_later_keeper_refuses_what_was_over_and_ends_what_was_left(keeper: Bed) -> None:
-    await keeper.arm(8)
+async def test_a_keeper_that_comes_after_the_deadline_refuses_what_was_over_and_ends_what_was_left(keeper: Bed) -> None:
+    deadline = await keeper.arm(8, 1.0)
     left = await keeper.start(8, "s", "sleep", "60")
     os.kill(keeper.pid, signal.SIGKILL)
     await asyncio.wait_for(keeper.client.closed.wait(), 2)
     assert proc.stat(left["pid"]) is not None
+    await asyncio.sleep(deadline - boot_time())
     keeper.client = await spawn(keeper.run, keeper.cgroup, None, deadline=soon())
     try:
         await ended(left["pid"], left["start_ticks"])
@@ -234,12 +236,12 @@ async def test_what_dies_at_once_is_not_called_unkillable_when_the_time_for_the_
 
 async def test_a_start_that_hangs_when_its_term_ends_is_refused(any_keeper: Bed) -> None:
     await any_keeper.arm(2)
-    os.mkfifo(any_keeper.run / "s.log")
-    hanging = asyncio.create_task(any_keeper.start(2, "s", "true"))
-    await any_keeper.call("hello")
-    await any_keeper.call("end", token=2, by_ns=int(soon(1) * 1e9))
-    with pytest.raises(KeeperRefused) as refused:
-        await hanging
+    with leased(any_keeper.run / "program") as program:
+        hanging = asyncio.create_task(any_keeper.start(2, "s", program))
+        await any_keeper.call("hello")
+        await any_keeper.call("end", token=2, by_ns=int(soon(1) * 1e9))
+        with pytest.raises(KeeperRefused) as refused:
+            await hanging
     assert refused.value.error == "over"
 
 

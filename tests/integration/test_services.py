@@ -429,7 +429,7 @@ async def test_the_snapshot_is_json(keeper: Bed) -> None:
         await node.state("llm", State.RUNNING)
         rows = json.loads(json.dumps(node.services.snapshot()))
         assert set(rows[0]) == {
-            "name", "state", "why", "for_s", "pid", "restarts", "failures", "next_s", "gpu", "lock"
+            "name", "state", "why", "for_s", "pid", "restarts", "failures", "next_s", "gpu", "lock", "status"
         }  # fmt: skip
         pid, _ = await pid_from(_write(keeper.run / "pid", str(rows[0]["pid"])))
         assert pid == rows[0]["pid"]
