@@ -98,6 +98,7 @@ class Keeper:
 
     def _enter(self, place: TermPlace) -> None:
         self.place = place
+        self.services.ending = False
         if place.events is not None:
             events = place.events
             self._loop.add(events, lambda _: rearm(events), _PRI)
@@ -137,6 +138,7 @@ class Keeper:
 
     def _start_ending(self, decided: term.Ledger, by_ns: int, fired: bool) -> None:
         self.ledger = decided
+        self.services.ending = True
         kernel.set_timer(self._timer, None)
         self._ending = _Ending(self.place, by_ns, fired)
         if self.place is not None:

@@ -69,6 +69,8 @@ class Services:
         self._remember = remember
         self._weak = weak
         self.all: dict[str, Service] = {}
+        self.ending = False
+        """Their term ends: what is killed before its exec looks as if it had got there."""
         self._children: dict[int, tuple[int, Service]] = {}
         """pid → (pidfd, service): every child that is not reaped yet, also of a term that is over."""
         self._leaving: dict[str, Box] = {}
@@ -186,7 +188,7 @@ class Services:
             self._loop.add(events, lambda _: self._stirred(service, events), select.EPOLLPRI)
 
     def _started(self, service: Service, failure: tuple[str, int] | None, taken: bool, reply: Reply) -> None:
-        if self.all.get(service.name) is not service:
+        if self.ending or self.all.get(service.name) is not service:
             reply("over", f"the term ended while {service.name} was being started")
             return
         if failure is None:
