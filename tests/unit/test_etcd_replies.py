@@ -9,7 +9,7 @@ import pytest
 from election.store import Change, Entry, ErrorClass, LeaseIs, Snapshot, Txn
 from election.stores import etcd_wire as wire
 from election.stores.etcd_errors import ADVICE, another_may_know, classify
-from election.stores.etcd_transport import RefusedError, interpret
+from election.stores.etcd_transport import RefusedError, describe, interpret
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,18 @@ from election.stores.etcd_transport import RefusedError, interpret
 )
 def test_every_error_of_etcd_has_its_class(code: int, text: str, kind: ErrorClass) -> None:
     assert classify(code, text) is kind
+
+
+def test_a_path_that_is_not_there_is_answered_with_the_port_for_clients() -> None:
+    with pytest.raises(RefusedError, match="clients use port 2379") as caught:
+        interpret(404, b"404 page not found\n")
+    assert "--enable-grpc-gateway" not in str(caught.value)  # that advice ends the message, once
+    assert "--enable-grpc-gateway" in ADVICE[caught.value.kind]
+
+
+def test_a_closed_port_is_told_without_a_word_on_tls() -> None:
+    said = "Cannot connect to host 127.0.0.1:1 ssl:default [Connect call failed ('127.0.0.1', 1)]"
+    assert describe(OSError(said)) == "Cannot connect to host 127.0.0.1:1 [Connect call failed ('127.0.0.1', 1)]"
 
 
 def test_there_is_advice_for_every_class() -> None:
