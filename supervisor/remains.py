@@ -7,6 +7,7 @@ the term's processes stand below `PARENT/term-<token>`. In weak containment the 
 
 import contextlib
 import errno
+import os
 from pathlib import Path
 
 import structlog
@@ -93,11 +94,13 @@ class Remains:
         return [pid for pids in left if pids is not None for pid in pids]
 
     def _kill_by_environment(self, token: int | None) -> list[int]:
+        """By run folder and token, which only the keeper gives to what it starts; never ourselves."""
         left = []
         for pid, stat in proc.snapshot().items():
             if stat.state in "ZX" or proc.environ_value(pid, "GPUWARD_RUN_DIR") != str(self._run):
                 continue
-            if token is not None and proc.environ_value(pid, "GPUWARD_FENCING_TOKEN") != str(token):
+            its = proc.environ_value(pid, "GPUWARD_FENCING_TOKEN")
+            if its is None or pid == os.getpid() or (token is not None and its != str(token)):
                 continue
             if proc.kill(pid, stat.start_ticks):
                 left.append(pid)

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from supervisor import proc
 from supervisor.cgroup import mount_point
 from supervisor.demo.etcd_cluster import EtcdCluster
@@ -292,3 +294,30 @@ def test_the_holder_of_a_lock_that_is_kept_through_a_restart_is_shown_with_its_n
         )
 
     node.until(shown)
+
+
+def test_in_weak_containment_nobody_is_ended_for_knowing_the_run_folder(
+    make_node: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """$GPUWARD_RUN_DIR is for people too: only what the keeper started has a token besides."""
+    node = make_node().after_an_orderly_end()
+    monkeypatch.setenv("GPUWARD_RUN_DIR", str(node.run))
+    node.config |= {"cgroup": "cgroup.procs", "allow_weak_containment": True}
+    node.add_service("one", *SLEEPER)
+    with subprocess.Popen(["sleep", "1000"]) as bystander:
+        try:
+            node.start().until_leading()
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+def test_in_weak_containment_a_restarted_supervisor_adopts_what_its_keeper_has(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    node.config |= {"cgroup": "cgroup.procs", "allow_weak_containment": True}
+    node.add_service("one", *SLEEPER)
+    first = node.start().until_leading()
+    node.kill()
+    second = node.start().until_leading()
+    assert second["term"]["token"] == first["term"]["token"]
+    assert second["services"][0]["pid"] == first["services"][0]["pid"]
