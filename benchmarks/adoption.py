@@ -4,7 +4,7 @@
 
 One node on the local store, services that sleep. With the supervisor killed, from the start of the new one (its import
 of Python modules included) to `/leader` 200 with every service `running`; with the keeper alone, from its SIGKILL to
-the new keeper and the same. A run in which a service has another pid than before is an error. Prints Markdown on stdout.
+the new keeper and the same. A run in which a service has another pid than before is an error. Prints Markdown.
 """
 
 import argparse

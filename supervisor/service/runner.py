@@ -328,7 +328,7 @@ class Runner:
         elif isinstance(message, Probed) and message.pid == self.pid:
             self._probed(message.trouble)
         elif self.state is State.STARTING and self._is_ready(now):
-            self._ready("it said READY=1" if self.spec.readiness else f"alive for {self.spec.ready_after:g} s")
+            self._ready("it said READY=1" if self.spec.readiness else f"ready: alive for {self.spec.ready_after:g} s")
         elif limit is not None and now >= limit:
             self._end(Ended(self._too_late(), graceful=True))
 
