@@ -53,6 +53,10 @@ LOOK = 1.0
 """Seconds between looks at keeper and quarantined processes."""
 REPLACE = 3.0
 """Seconds for a new keeper to take the place of a lost one, which is done in about 0.1 s (rule 16)."""
+RESUME = 8.0
+"""Seconds for which a resumption is tried; its services run all the while."""
+AGAIN = 0.2
+"""Seconds between two tries of these."""
 KEPT = 200
 """Events and alarms kept for the status."""
 
@@ -295,7 +299,7 @@ class Node:
         progress, before = Progress(), self.elector.last_holder()
         self.progress = progress
         try:
-            await (self._tenure.resume if resumed else self._tenure.take_over)(term, progress)
+            await (self._resume(term, progress) if resumed else self._tenure.take_over(term, progress))
         except TakeOverError as error:
             await self._stay_out(f"the {'resumption' if resumed else 'take-over'} failed at {error}")
             self.elector.post(e.TakeOverFailed(term.token, str(error)))
@@ -308,6 +312,18 @@ class Node:
         self.takeovers.append(row)
         self.elector.post(e.TookOver(term.token))
         await self._tell_history(self._history.began(term, before, progress.steps))
+
+    async def _resume(self, term: e.Term, progress: Progress) -> None:
+        """Tried for a while: what runs is not ended because a keeper was lost on the way."""
+        until = self.clock.now() + RESUME
+        while True:
+            try:
+                return await self._tenure.resume(term, progress)
+            except TakeOverError as error:
+                if self.clock.now() >= until:
+                    raise
+                self.note(f"not resumed yet: {error}")
+                await self.clock.sleep_until(self.clock.now() + AGAIN)
 
     async def _end_services(self, action: e.EndServices) -> None:
         self.note(f"ending the services: {action.why}")
@@ -370,30 +386,41 @@ class Node:
     def _keeper_gone(self) -> None:
         self._keeper_trouble = "its connection broke"
         self._lock_watch.keeper_gone()
+        self.services.messages_lost()
         self.alarm("keeper", "the keeper is gone")
         phase = self.elector.state.phase
-        if self.folder.cgroup is not None and isinstance(phase, Holding) and phase.stage == "active":
+        goes_on = isinstance(phase, Holding) and (phase.stage == "active" or phase.resumed)
+        if self.folder.cgroup is None or not isinstance(phase, Holding) or not goes_on:
+            self.elector.post(e.FenceNow("the keeper is gone"))
+        elif not self.keeper.replacing:
             self.keeper.replacing = True
             self._spawn(self._replace_keeper(phase.term))
-        else:
-            self.elector.post(e.FenceNow("the keeper is gone"))
 
     async def _replace_keeper(self, term: e.Term) -> None:
         """A new one adopts what the lost one had, with its deadline; else nothing guards this term any more."""
         by = self.clock.now() + REPLACE
+        while (trouble := await self._replaced(term, by)) and self.clock.now() + AGAIN < by:
+            await self.clock.sleep_until(self.clock.now() + AGAIN)
+        self.keeper.replacing = False
+        self._keeper_trouble = trouble
+        if trouble:
+            self.elector.post(e.FenceNow(f"the keeper is gone, and no new one could take its place: {trouble}"))
+
+    async def _replaced(self, term: e.Term, by: float) -> str:
+        """One try; why it failed, empty if it did not."""
         try:
             await self.keeper.ensure(deadline=by)
-            self.keeper.replacing = False
             if self._ending == term.token:  # fenced meanwhile, and without this keeper
                 await self.keeper.call("end", deadline=by, token=term.token, by_ns=int(by * 1e9))
-                return
-            await self._tenure.keeper_replaced(term, by)
-            self._keeper_trouble = ""
+                return ""
+            phase = self.elector.state.phase
+            if isinstance(phase, Holding) and phase.stage == "active":  # else `_take_over` adopts, once it is there
+                await self._tenure.keeper_replaced(term, by)
+            self.services.messages_lost()
             self.note(f"a new keeper, pid {self.keeper.hello['pid']}, goes on with term {term.token}")
         except (KeeperGone, KeeperRefused, OSError) as error:
-            self.keeper.replacing = False
-            self._keeper_trouble = str(error)
-            self.elector.post(e.FenceNow(f"the keeper is gone, and no new one could take its place: {error}"))
+            return str(error)
+        return ""
 
     # --- what is looked after all the time
 
@@ -424,7 +451,9 @@ class Node:
                 if not left:
                     self.note("the quarantined processes have ended")
                 self._quarantined = left
-            await self.keeper.look(deadline=self.clock.now() + LIFE)
+            asked = self.clock.now()
+            if await self.keeper.look(deadline=asked + LIFE):
+                self.services.heard_until = asked
             self._tell_fitness()
             await self.clock.sleep_until(self.clock.now() + LOOK)
 

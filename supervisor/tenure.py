@@ -24,6 +24,8 @@ from supervisor.takeover import RESET, Progress, Step, run_steps
 
 CALL = 2.0
 """Seconds for a call of the keeper that does not wait for processes to end."""
+LOOK = 2.0
+"""Seconds for a driver that is asked in passing."""
 KILL = 5.0
 """Seconds from SIGKILL to empty where no authority is at stake (docs/services.md)."""
 SETTLE = 0.2
@@ -76,7 +78,7 @@ class Tenure:
     async def resume(self, term: Term, progress: Progress) -> None:
         """Go on with what an earlier run of this supervisor began. Raises `TakeOverError` as `take_over` does."""
         steps = [
-            Step("gpu-state", self._look_at_gpus, limit=10.0),
+            Step("gpu-state", self._look_if_it_answers, limit=10.0),
             Step("lock-files", lambda by: self._keep_locks(term, by), limit=5.0),
             Step("services", lambda by: self.adopt(term, by), limit=15.0),
         ]
@@ -101,6 +103,13 @@ class Tenure:
         faults = [f"GPU {gpu.index} is {gpu.verdict}: {gpu.why}" for gpu in self._facts if gpu.verdict.node_fault]
         if faults:
             raise RuntimeError("; ".join(faults))
+
+    async def _look_if_it_answers(self, by: float) -> None:
+        """A driver that is slow just now is no reason to end what runs; it is none while a term goes on, either."""
+        try:
+            await self._look_at_gpus(min(by, self._clock.now() + LOOK))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the services run, and the node looks again
+            self._note(f"the GPUs cannot be read just now: {error}")
 
     async def _reset(self, by: float) -> None:
         needed = [gpu for gpu in self._facts if gpu.verdict.wants_reset]

@@ -40,7 +40,7 @@ def adopt(place: CgroupTerm, left: Left, services: Services, jobs: Jobs) -> dict
     for name, box, is_job in found:
         mine = held.get(box.cgroup, [])
         if is_job:
-            takings = [Job(_first(box), name, box, lock, fd) for lock, fd in mine]
+            takings = [Job(_taker(lock, box), name, box, lock, fd) for lock, fd in mine]
             jobs.adopt(takings or [Job(_first(box), name, box)])
         elif name is not None:
             _adopt_service(name, box, left, services, mine)
@@ -56,6 +56,11 @@ def _adopt_service(name: str, box: CgroupBox, left: Left, services: Services, he
         log(f"{name}: its start was under way when the last keeper was killed: killed")
         box.kill()
     services.adopt(name, box, row, held[0] if held else None)
+
+
+def _taker(lock: Lock, box: CgroupBox) -> int:
+    pid = (lock.holder or {}).get("pid")
+    return pid if isinstance(pid, int) and box.holds(pid) else _first(box)
 
 
 def _first(box: CgroupBox) -> int:

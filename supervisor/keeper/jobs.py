@@ -136,9 +136,9 @@ class Jobs:
             self._remember()
             self._event("lock-taken", gpu=job.lock.gpu, holder=job.lock.holder, since_ns=job.lock.taken_ns)
 
-    def leave(self, connection: Connection) -> Packet:
+    def leave(self, connection: Connection, gpu: object) -> Packet:
         """The end of a scope: the duplicate is closed, the process stays fenced."""
-        job = self._scopes.get(connection)
+        job = self._scopes.get(connection) or self._of(connection, gpu)
         if job is None or job.lock is None:
             return {"ok": False, "reason": "not-entered"}
         self._free(job)
@@ -146,6 +146,16 @@ class Jobs:
         if any(other is not job and other.box is job.box for other in self.all):
             self.all.remove(job)  # one is enough to remember the box by
         return {"ok": True}
+
+    def _of(self, connection: Connection, gpu: object) -> Job | None:
+        """The taking of this very process, under an earlier keeper that had its connection."""
+        caller = peer(connection.sock)
+        if caller is None:
+            return None
+        pid, pidfd = caller
+        os.close(pidfd)
+        mine = (job for job in self.all if job.pid == pid and job.lock is not None and job.lock.gpu == gpu)
+        return next((job for job in mine if job.box.holds(pid)), None)
 
     def _stirred(self, events: int) -> None:
         rearm(events)

@@ -108,18 +108,20 @@ class KeeperLink:
             raise KeeperGone(f"{op}: there is no keeper")
         return await self._client.call(op, deadline=deadline, fds=fds, **fields)
 
-    async def look(self, *, deadline: float) -> None:
-        """Bring `hello` up to date. A keeper that is silent until `deadline` counts as gone: it could not end anything
-        at its deadline either (rule 16)."""
+    async def look(self, *, deadline: float) -> bool:
+        """Bring `hello` up to date; False: no answer. A keeper that is silent until `deadline` counts as gone: it could
+        not end anything at its deadline either (rule 16)."""
         client = self._client
         if client is None:
-            return
+            return False
         try:
             self.hello = await client.call("hello", deadline=deadline)
         except KeeperRefused:
-            return
+            return False
         except KeeperGone:
             await client.close()
+            return False
+        return True
 
     async def leave(self, *, deadline: float) -> None:
         """Tell the keeper to go, and let go of it. One that has a term stays, and ends it at its deadline; one that

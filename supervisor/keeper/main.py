@@ -165,7 +165,7 @@ def _job_request(keeper: Keeper, connection: Connection, packet: Packet | None) 
 
 def _decide_job(keeper: Keeper, connection: Connection, packet: Packet | None) -> Packet:
     if packet is not None and packet.get("op") == "leave":
-        return keeper.jobs.leave(connection)
+        return keeper.jobs.leave(connection, packet.get("gpu"))
     mode = "" if packet is None else packet.get("mode", "exec")
     gpu = None if packet is None else packet.get("gpu")
     if packet is None or packet.get("op") != "enter" or mode not in MODES or not isinstance(gpu, int):

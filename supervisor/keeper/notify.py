@@ -19,7 +19,6 @@ _MAX_MESSAGE = 4096
 _MAX_VALUE = 256  # characters
 _AT_A_TIME = 32
 _REST_NS = 20_000_000
-_TELL_NS = 500_000_000
 
 
 class Notify:
@@ -27,7 +26,8 @@ class Notify:
 
     def __init__(self, path: str, loop: Loop, services: Services, event: Event) -> None:
         self._loop, self._services, self._event = loop, services, event
-        self._resting_until = self._told_ns = 0
+        self._resting_until = 0
+        self._full = min(_AT_A_TIME, _queue_length())
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -47,20 +47,21 @@ class Notify:
         return self._resting_until != 0
 
     def _readable(self, _: int) -> None:
-        for _count in range(_AT_A_TIME):
+        read = 0
+        while read < _AT_A_TIME:
             try:
                 data, ancillary, flags, _address = self._sock.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(12))
             except BlockingIOError:
-                return
+                break
+            read += 1
             pid = _sender(ancillary)
             if pid and not flags & socket.MSG_TRUNC:
                 self._forward(pid, parse(data))
-        self._loop.remove(self._sock.fileno())
-        now = boot_ns()
-        self._resting_until = now + _REST_NS
-        if now - self._told_ns >= _TELL_NS:
-            self._told_ns = now
-            self._event("notify-flood")
+        if read >= self._full:  # told after what was read: a section may have begun here whose end is lost
+            self._event("notify-lost")
+        if read >= _AT_A_TIME:
+            self._loop.remove(self._sock.fileno())
+            self._resting_until = boot_ns() + _REST_NS
 
     def _forward(self, pid: int, fields: dict[str, str]) -> None:
         service = self._services.whose(pid) if fields else None
@@ -87,3 +88,12 @@ def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
             pid: int = struct.unpack("3i", content[:12])[0]
             return pid
     return 0
+
+
+def _queue_length() -> int:
+    """Messages that the kernel keeps before it drops (unix(7)); as many at once, and some may have been lost."""
+    try:
+        with open("/proc/sys/net/unix/max_dgram_qlen", encoding="ascii") as file:
+            return max(1, int(file.read()))
+    except (OSError, ValueError):
+        return 10

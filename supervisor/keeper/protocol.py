@@ -48,7 +48,7 @@ Events: `exited {service, pid, status}` (a wait status; null: lost) · `empty {s
 `lock-taken {gpu, holder, since_ns}` (again, with its new process, for a lock that is kept through a restart) ·
 `lock-free {gpu}` (the keeper's duplicate is closed; a process may still hold it) ·
 `notify {service, pid, main, fields}` (what a process of the service said by sd_notify) ·
-`notify-flood {}` (more comes than is read: messages get lost; at most twice a second) ·
+`notify-lost {}` (so many came at once that some of them may have been dropped) ·
 `fired {token, clean, unkillable, pending, took_ms}` (the switch: the deadline passed) · `cleared {token}` (the last
 unkillable process of a term that is over has gone). When a term ends its services are forgotten without further events.
 
@@ -59,10 +59,10 @@ unkillable process of a term that is over has gone). When a term ends its servic
                                       cgroup of its own
                                     → {ok: false, reason: busy | no-authority, holder?: {service, pid, since, token}}
                                     → {ok: false, reason: no-such-gpu | malformed}
-    leave   {}                      → {ok: true}  in mode `scope`, on the connection that entered, which stays open
-                                      until then: the keeper closes its duplicate. The caller stays fenced. Not
-                                      said (exec, or a caller that dies): the duplicate is kept until the caller's box
-                                      is empty.
+    leave   {gpu}                   → {ok: true}  in mode `scope`, on the connection that entered, which stays open
+                                      until then (on a new one, where the keeper was replaced meanwhile): the keeper
+                                      closes its duplicate. The caller stays fenced. Not said (exec, or a caller that
+                                      dies): the duplicate is kept until the caller's box is empty.
 """
 
 CONTROL_SOCKET = "keeper-control.sock"

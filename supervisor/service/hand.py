@@ -45,6 +45,8 @@ class Shared:
     """Write what a restarted supervisor must know of this service."""
     missing: Callable[[Sequence[str]], list[str]]
     """Which of these services are not running, each with its state."""
+    lost_at: Callable[[], float]
+    """When messages of services were last lost (boot-time seconds)."""
     wake: Callable[[str], None]
     """Look again, you of this name: it may be your turn."""
     tell: Callable[[str], None]

@@ -65,8 +65,10 @@ class Services:
         self.lines = {
             index: Line() for index in {*gpus, *(spec.gpu for spec in specs.values() if spec.gpu is not None)}
         }
-        self.flooded_at = float("-inf")
-        """When messages of services were last lost, because somebody sends too many (boot-time seconds)."""
+        self.lost_at = -NEVER
+        """When messages of services were last lost: too many came, or the keeper was replaced (boot-time seconds)."""
+        self.heard_until = NEVER
+        """Whatever was said before this moment is known: the keeper answered a question sent then."""
         self._tell = on_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._token: int | None = None
@@ -80,6 +82,7 @@ class Services:
             lines=self.lines,
             keep=records.put,
             missing=self._missing,
+            lost_at=lambda: self.lost_at,
             wake=self._wake,
             tell=on_event,
         )
@@ -214,8 +217,8 @@ class Services:
             runner = self.runners.get(str(event.get("service")))
             if runner is not None:
                 runner.notified(event["main"], event["pid"], event["fields"])
-        elif kind == "notify-flood":
-            self.flooded_at = self.clock.now()
+        elif kind == "notify-lost":
+            self.messages_lost()
         elif kind == "lock-taken" and event.get("gpu") in self.lines:
             self._taken(event["gpu"], event.get("holder") or {})
         elif kind == "lock-free" and event.get("gpu") in self.lines:
@@ -228,6 +231,10 @@ class Services:
     def _taken(self, gpu: int, holder: Mapping[str, Any]) -> None:
         if gpu in self.lines:
             self.lines[gpu].taken(str(holder.get("service")))
+
+    def messages_lost(self) -> None:
+        """What services said just now may have reached nobody."""
+        self.lost_at = self.clock.now()
 
     async def run(self) -> None:
         """Show life until cancelled; then the runners end too, and the processes stay as they are."""

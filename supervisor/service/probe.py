@@ -42,12 +42,16 @@ async def _tcp(address: str) -> None:
 
 
 async def _http(url: str, model: str | None) -> str | None:
-    async with aiohttp.ClientSession(auto_decompress=True) as session, session.get(url) as answer:
+    async with aiohttp.ClientSession() as session, session.get(url, allow_redirects=False) as answer:
         if answer.status // 100 != 2:
             return f"{urlsplit(url).path or '/'} says {answer.status}"
         if model is None:
             return None
-        body = await answer.content.read(LARGEST)
+        body = b""
+        async for part in answer.content.iter_any():
+            body += part
+            if len(body) > LARGEST:
+                return f"its answer is longer than {LARGEST} bytes"
     return missing_model(body, model)
 
 

@@ -10,11 +10,11 @@ the configuration it was started by. No arguments, no environment: they can hold
 import asyncio
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from supervisor.config.schema import Service
 from supervisor.files import parse_json, read_at_most, write_atomically
@@ -106,13 +106,15 @@ class Records:
 
 
 def _checked(record: Record) -> Record:
-    """Raises TypeError where a field is not what it should be."""
-    if not isinstance(record.held, bool) or not isinstance(record.restarts, int):
-        raise TypeError(f"held: {record.held!r}, restarts: {record.restarts!r}")
-    account: Any = record.account
-    numbers = (account.last_failure or 0.0, account.backoffs, account.failures)
-    if not all(isinstance(number, int | float) for number in numbers) or not isinstance(account.degraded, bool):
-        raise TypeError(f"account: {account!r}")
+    """Raises TypeError or ValueError where a field is not what it should be."""
+    account = record.account
+    counts = (record.restarts, account.backoffs, account.failures)
+    flags = (record.held, account.degraded)
+    last = account.last_failure
+    if not all(type(flag) is bool for flag in flags) or not all(type(count) is int and count >= 0 for count in counts):
+        raise TypeError(f"held, degraded: {flags!r}; restarts, backoffs, failures: {counts!r}")
+    if last is not None and not (type(last) in (int, float) and math.isfinite(last)):
+        raise TypeError(f"last_failure: {last!r}")
     return record
 
 

@@ -44,6 +44,8 @@ QUARANTINE_LOOK = 5.0
 """Seconds between looks at what survived."""
 RECENTLY = 1.0
 """Seconds for which a holder that has just let go still explains an exit with 75."""
+SERVED = frozenset({State.RUNNING.value, State.UNREADY.value, State.DRAINING.value})
+"""States after becoming ready."""
 TROUBLES = 3
 """Looks in a row that must find a running service not ready, before it is called unready."""
 AFTER_FAULT = 0.5
@@ -71,6 +73,10 @@ class Runner:
         """An operator stopped it: no term starts it, until an operator does."""
         self._drains = False
         """It was draining when an earlier run of the supervisor ended."""
+        self._before: Record | None = None
+        """What an earlier run of the supervisor wrote of it."""
+        self._limit_from = 0.0
+        """From when on its time to become ready counts (boot-time seconds)."""
         self.asked = asyncio.Event()
         """Set once the keeper has been asked to start it in this term, or it stands in line for a lock."""
         self._account = restart.CLEAR
@@ -179,6 +185,7 @@ class Runner:
         """What an earlier run of this supervisor knew, in this boot: before anything is launched or adopted."""
         self._account, self.held, self.restarts = record.account, record.held, record.restarts
         self._drains = record.state == State.DRAINING
+        self._before = record
         if self.held:
             self.why = STOPPED_BY_OPERATOR
         elif self._account.degraded:
@@ -196,7 +203,19 @@ class Runner:
         self.said = Said(ready=found["ready"])
         if self.held and not self._drains:  # an operator's stop was under way
             self.post(Stop(float("inf"), graceful=True, operator=True))
+        self._limit_from = self._shared.clock.now()
         self._to(State.STARTING, "adopted; its earlier output is in its log file")
+        before = self._before
+        if (
+            before is not None
+            and before.state in SERVED
+            and (before.pid, before.start_ticks)
+            == (
+                footprint.pid,
+                footprint.start_ticks,
+            )
+        ):
+            self._ready("adopted; it was ready before")
         self._watch_over()
 
     def look_again(self, found: Mapping[str, Any] | None) -> None:
@@ -306,7 +325,7 @@ class Runner:
         now = self._shared.clock.now()
         if self._stop is not None:
             self._end(Ended(self._stop_why(), failure=False, graceful=self._stop.graceful))
-        elif isinstance(message, Exited) and message.pid == self.pid and self.state is State.DRAINING:
+        elif isinstance(message, Exited) and message.pid == self.pid and (self.state is State.DRAINING or self._drains):
             self._stop = Stop(now, graceful=True, operator=True)
             self._end(Ended("has drained", failure=False, graceful=True))
         elif isinstance(message, Exited) and message.pid == self.pid:
@@ -329,8 +348,14 @@ class Runner:
             self._probed(message.trouble)
         elif self.state is State.STARTING and self._is_ready(now):
             self._ready("it said READY=1" if self.spec.readiness else f"ready: alive for {self.spec.ready_after:g} s")
+        elif limit is not None and now >= limit and self._may_have_said_it():
+            self._ready("its READY=1 may have been lost, so it is taken for ready")
         elif limit is not None and now >= limit:
             self._end(Ended(self._too_late(), graceful=True))
+
+    def _may_have_said_it(self) -> bool:
+        notify = self.spec.readiness is not None and self.spec.readiness.notify is not None
+        return notify and self.started_at is not None and self._shared.lost_at() >= self.started_at
 
     def _ready(self, why: str) -> None:
         self._troubles = 0
@@ -477,7 +502,7 @@ class Runner:
             return self.started_at + self.spec.ready_after
         if self.spec.readiness.notify and self.said.ready:
             return self.started_at
-        return max(self.started_at + self.spec.readiness.timeout, self.said.more_until)
+        return max(max(self.started_at, self._limit_from) + self.spec.readiness.timeout, self.said.more_until)
 
     def _exit(self, status: int | None) -> Ended:
         """An exit that nobody asked for."""

@@ -1,6 +1,6 @@
 """What the processes of one run of a service have said by sd_notify. Pure: the time is passed in."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 MOST_SECTIONS = 256
@@ -23,6 +23,10 @@ class Said:
     sections: dict[tuple[int, str], float] = field(default_factory=dict)
     """(pid, id) → since when a GPU section goes on."""
 
+    def forget_all_but(self, pids: Container[int]) -> None:
+        """Sections of processes that have ended are over."""
+        self.sections = {key: since for key, since in self.sections.items() if key[0] in pids}
+
     def take(self, pid: int, fields: Mapping[str, str], now: float) -> None:
         """One message of this process."""
         self.ready = self.ready or fields.get("READY") == "1"
@@ -34,6 +38,6 @@ class Said:
             self.more_until = max(self.more_until, now + min(int(more) / 1e6, LONGEST_MORE))
         key = (pid, fields.get("X_GPU_SECTION_ID", ""))
         if fields.get("X_GPU_SECTION") == "begin" and len(self.sections) < MOST_SECTIONS:
-            self.sections.setdefault(key, now)
+            self.sections[key] = now  # begun again: the end of the first one was lost
         elif fields.get("X_GPU_SECTION") == "end":
             self.sections.pop(key, None)

@@ -160,6 +160,9 @@ class Watchdog:
         if self._overslept(began + LOOK_LIMIT):
             return None
         await asyncio.sleep(0)  # what the keeper told while we looked
+        for service in seen:
+            pids = {process.who[0] for process in service.processes}
+            self._services.runners[service.target.name].said.forget_all_but(pids)
         return [self._with_jobs(service, began) for service in seen if self._is_current(service.target)]
 
     def _target(self, runner: Runner) -> Target | None:
@@ -167,7 +170,7 @@ class Watchdog:
         if footprint is None or runner.started_at is None:
             return None
         facts = None if gpu is None else self._services.gpus.get(gpu)
-        said, whole_since = runner.said, self._services.flooded_at  # what was said before that may have been lost
+        said, whole_since = runner.said, self._services.lost_at  # what was said before that may have been lost
         heard = said.heard_at if runner.state is not State.STARTING else None
         return Target(
             name=runner.name,
@@ -183,6 +186,7 @@ class Watchdog:
             max_section=runner.spec.max_gpu_section,
             heard_at=None if heard is None or heard <= whole_since else heard,
             heartbeat=runner.spec.heartbeat,
+            heard_until=self._services.heard_until,
         )
 
     def _is_current(self, target: Target) -> bool:

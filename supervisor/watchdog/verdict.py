@@ -130,6 +130,7 @@ def _look_at(service: ServiceSeen, memory: Memory, rules: Rules, now: float, lis
 
 def _said(service: ServiceSeen, now: float) -> Verdict | None:
     """What it announced itself and did not keep. A section of a process that has ended has ended too."""
+    now = min(now, service.target.heard_until)
     target, pids = service.target, {process.who[0] for process in live(service.processes)}
     since = [(at, pid) for (pid, _), at in target.sections.items() if pid in pids]
     longest, pid = min(since, default=(now, 0))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from supervisor import proc
+from supervisor.gpu.simulated import set_state
 from tests.bed.nodes import TTL, Make, NodeBed, gone
 
 SLEEPER = ("sleep", "1000")
@@ -395,3 +396,83 @@ def _kill_keeper_of(status: dict[str, Any]) -> int:
     keeper = int(status["keeper"]["pid"])
     os.kill(keeper, signal.SIGKILL)
     return keeper
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.02, 0.05, 0.2])
+def test_a_keeper_lost_while_its_term_is_being_resumed_costs_no_service(make_node: Make, moment: float) -> None:
+    node = make_node().after_an_orderly_end()
+    before = _eight(node)
+    node.kill()
+    node.start()
+    node.until(lambda: "resuming term" in node.output())
+    time.sleep(moment)
+    os.kill(before["keeper"]["pid"], signal.SIGKILL)
+    after = _leads_again(node, not_keeper=before["keeper"]["pid"])
+    assert after["term"]["token"] == before["term"]["token"]
+    assert _pids(after) == _pids(before)
+
+
+def test_a_successor_that_is_killed_too_gets_a_successor(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    before = _eight(node)
+    _kill_keeper(node)
+    log = node.run / "keeper.log"
+    node.until(lambda: "goes on: adopted" in log.read_text())
+    second = int((node.run / "keeper.pid").read_text())
+    os.kill(second, signal.SIGKILL)
+    after = _leads_again(node, not_keeper=second)
+    assert after["term"]["token"] == before["term"]["token"]
+    assert _pids(after) == _pids(before)
+
+
+def test_a_driver_that_does_not_answer_during_a_resumption_costs_no_service(make_node: Make) -> None:
+    node = make_node().after_an_orderly_end()
+    before = _eight(node)
+    set_state(node.folder / "gpu", 0, answer_s=30)
+    node.kill()
+    node.start()
+    after = node.until_leading()
+    assert after["term"]["token"] == before["term"]["token"]
+    assert _pids(after) == _pids(before)
+
+
+@pytest.mark.parametrize("killed", ["keeper", "both"])
+def test_a_scope_frees_its_lock_also_after_the_keeper_was_replaced(make_node: Make, killed: str) -> None:
+    node = make_node().after_an_orderly_end()
+    node.add_service("one", *SLEEPER)
+    node.start().until_leading()
+    script = "from supervisor.mutex import gpu_lock\nwith gpu_lock(0): input()\nprint('left', flush=True); input()"
+    environment = {**os.environ, "GPUWARD_RUN_DIR": str(node.run)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, **pipes) as user:  # type: ignore[call-overload]
+        try:
+            node.until(lambda: _holder(node))
+            keeper = _kill_keeper(node)
+            if killed == "both":
+                node.kill()
+                node.start()
+            _leads_again(node, not_keeper=keeper)
+            assert not _lock_is_free(node)
+            user.stdin.write(b"\n")
+            user.stdin.flush()
+            assert user.stdout.readline() == b"left\n"
+            node.until(lambda: _lock_is_free(node), within=3)
+        finally:
+            user.kill()
+
+
+@pytest.mark.parametrize("change", [{"backoffs": -7}, {"backoffs": 1.5}, {"failures": True}, {"last_failure": "nan"}])
+def test_a_record_with_impossible_numbers_is_set_aside(make_node: Make, change: dict[str, Any]) -> None:
+    node = make_node().after_an_orderly_end()
+    node.add_service("one", *SLEEPER, restart={"backoff": ["100ms"] * 9})
+    before = node.start().until_leading()
+    node.kill()
+    path = node.run / "services" / "one.json"
+    data = json.loads(path.read_text())
+    data["account"] |= change
+    path.write_text(json.dumps(data))
+    node.start()
+    assert _pids(_leads_again(node)) == _pids(before)
+    assert list(path.parent.glob("one.json.damaged-*"))
+    os.kill(_pids(before)["one"], signal.SIGKILL)
+    node.until(lambda: _pids(node.status() or before)["one"] not in (None, _pids(before)["one"]))

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -142,8 +143,8 @@ def test_a_service_starts_after_others_are_ready_and_delays_no_take_over(make_no
     wait = f"import os\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\nready(); time.sleep(1000)"
     node.add_service("one", *says(f"exec({wait!r})"), readiness={"notify": True})
     leads(node)
-    node.until(lambda: row(node, "first")["state"] == "running")
-    assert (row(node, "last")["pid"], row(node, "last")["why"]) == (None, "after one (starting)")
+    node.until(lambda: row(node, "last")["why"] == "after one (starting)")
+    assert (row(node, "last")["pid"], row(node, "first")["state"]) == (None, "running")
     go.touch()
     node.until(lambda: row(node, "last")["state"] == "running")
     os.kill(row(node, "first")["pid"], signal.SIGKILL)
@@ -274,3 +275,114 @@ def test_a_wrong_readiness_is_told_with_its_place(make_node: Make, readiness: di
     assert "services.one.readiness" in node.output()
     assert told in node.output()
     assert "secret" not in node.output()
+
+
+# --- nothing healthy is ended for what is lost or late
+
+
+def test_an_adopted_service_keeps_what_it_had_whatever_its_readiness_timeout(make_node: Make) -> None:
+    node = make_node()
+    port = free_port()
+    script = f"import socket; s = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
+    node.add_service("web", *says(script), readiness={"tcp": f"127.0.0.1:{port}", "timeout": "3s"})
+    leads(node)
+    pid = node.until(lambda: row(node, "web")["state"] == "running" and row(node, "web")["pid"])
+    time.sleep(3)
+    node.kill()
+    node.start()
+    node.until(lambda: node.leads() and row(node, "web")["state"] == "running")
+    time.sleep(1)
+    assert (row(node, "web")["pid"], row(node, "web")["restarts"]) == (pid, 0)
+
+
+def test_a_drained_service_that_answers_no_more_stays_so_over_a_restart_of_the_supervisor(make_node: Make) -> None:
+    node = make_node()
+    port, go = free_port(), node.folder / "go"
+    script = (
+        f"import socket, signal, os\ns = socket.create_server(('127.0.0.1', {port}))\n"
+        f"signal.signal(10, lambda *a: s.close())\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    )
+    ready = {"tcp": f"127.0.0.1:{port}", "timeout": "3s"}
+    node.add_service("web", *says(f"exec({script!r})"), readiness=ready, drain_signal="USR1")
+    leads(node)
+    pid = node.until(lambda: row(node, "web")["state"] == "running" and row(node, "web")["pid"])
+    command = [sys.executable, "-m", "supervisor.entry", "service", "drain", "web", "--run-dir", str(node.run)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    node.until(lambda: row(node, "web")["state"] == "draining")
+    time.sleep(3)
+    node.kill()
+    node.start()
+    node.until(lambda: node.leads() and row(node, "web")["state"] == "draining")
+    time.sleep(1.2)
+    assert row(node, "web")["pid"] == pid
+    go.touch()
+    node.until(lambda: row(node, "web")["state"] == "stopped")
+    assert row(node, "web")["restarts"] == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_messages_lost_with_a_keeper_end_nobody(make_node: Make, how: signal.Signals) -> None:
+    node = make_node()
+    beats = "ready()\nwhile True:\n heartbeat()\n with gpu_section(): time.sleep(0.1)"
+    node.add_service(
+        "beats", *says(f"exec({beats!r})"), readiness={"notify": True}, heartbeat="1s", max_gpu_section="1s"
+    )
+    late = (
+        f"import os\nwhile not os.path.exists({str(node.folder / 'go')!r}): time.sleep(0.02)\nready(); time.sleep(1000)"
+    )
+    node.add_service("late", *says(f"exec({late!r})"), readiness={"notify": True, "timeout": "5s"})
+    leads(node)
+    node.until(lambda: row(node, "beats")["state"] == "running")
+    pids = row(node, "beats")["pid"], row(node, "late")["pid"]
+    keeper = node.keeper()
+    os.kill(keeper, how)
+    (node.folder / "go").touch()
+    node.until(lambda: gone(keeper))
+    node.until(lambda: row(node, "late")["state"] == "running" and row(node, "beats")["state"] == "running")
+    time.sleep(4)  # four rounds of the watchdog
+    assert (row(node, "beats")["pid"], row(node, "late")["pid"]) == pids
+
+
+def test_a_keeper_that_stood_still_for_a_moment_makes_no_service_silent(make_node: Make) -> None:
+    node = make_node()
+    beats = "ready()\nwhile True:\n heartbeat(); time.sleep(0.3)"
+    node.add_service("one", *says(f"exec({beats!r})"), readiness={"notify": True}, heartbeat="1s")
+    leads(node)
+    pid = node.until(lambda: row(node)["state"] == "running" and row(node)["pid"])
+    keeper = node.keeper()
+    for _ in range(2):
+        os.kill(keeper, signal.SIGSTOP)
+        time.sleep(1.5)
+        os.kill(keeper, signal.SIGCONT)
+        time.sleep(1)
+    assert row(node)["pid"] == pid
+
+
+def test_short_floods_of_a_stranger_end_no_service_with_sections(make_node: Make) -> None:
+    node = make_node()
+    works = "ready()\nwhile True:\n with gpu_section(): time.sleep(0.05)"
+    node.add_service("one", *says(f"exec({works!r})"), readiness={"notify": True}, max_gpu_section="1s")
+    leads(node)
+    pid = node.until(lambda: row(node)["state"] == "running" and row(node)["pid"])
+    for _ in range(4):
+        over = threading.Event()
+        flood = threading.Thread(target=_flood, args=(str(node.run / "notify.sock"), over))
+        flood.start()
+        time.sleep(0.4)
+        over.set()
+        flood.join()
+        time.sleep(1.8)
+    assert row(node)["pid"] == pid
+
+
+def test_a_model_list_that_comes_in_pieces_is_read_to_its_end(make_node: Make) -> None:
+    node = make_node()
+    port, model = free_port(), node.folder / "model"
+    model.write_text("llama")
+    slowly = "[(self.wfile.write(body[i : i + 300000]), time.sleep(0.05)) for i in range(0, len(body), 300000)]"
+    pieces = SERVER.replace("self.wfile.write(body)", slowly)
+    pieces = pieces.replace("[{", '[{"id": "x" * 600000}, {')
+    http = {"http": f"http://127.0.0.1:{port}/v1/models", "model": "llama"}
+    node.add_service("one", sys.executable, "-c", pieces, str(port), str(model), readiness=http)
+    leads(node)
+    node.until(lambda: row(node)["state"] == "running")

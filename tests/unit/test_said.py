@@ -20,11 +20,20 @@ def test_sections_are_told_apart_by_process_and_id() -> None:
     assert said.sections == {(1, "2"): 1.0, (2, "1"): 2.0}
 
 
-def test_a_section_that_begins_again_has_gone_on_since_its_first_begin() -> None:
+def test_a_section_that_begins_again_has_ended_before_although_that_was_lost() -> None:
     said = Said()
     said.take(1, {"X_GPU_SECTION": "begin"}, 1.0)
     said.take(1, {"X_GPU_SECTION": "begin"}, 50.0)
-    assert said.sections == {(1, ""): 1.0}
+    assert said.sections == {(1, ""): 50.0}
+
+
+def test_sections_of_processes_that_have_ended_make_room_for_others() -> None:
+    said = Said()
+    for pid in range(1, MOST_SECTIONS + 1):
+        said.take(pid, {"X_GPU_SECTION": "begin"}, 1.0)
+    said.forget_all_but({1})
+    said.take(999, {"X_GPU_SECTION": "begin"}, 2.0)
+    assert said.sections == {(1, ""): 1.0, (999, ""): 2.0}
 
 
 def test_the_number_of_sections_and_the_time_asked_for_have_bounds() -> None:
