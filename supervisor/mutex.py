@@ -168,14 +168,21 @@ def adopt(path: str | os.PathLike[str]) -> LockFile:
 
 
 def remove_stale(path: str | os.PathLike[str]) -> bool:
-    """Remove a lock file that an earlier run left, both links. False: there is none. Raises MutexBusy if it is held."""
+    """Remove a lock file that an earlier run left, both links. False: there is none. Raises MutexBusy if it is held,
+    MutexUnsafe if another living supervisor keeps it."""
     name = os.fspath(path)
     if inode_at(name) is None and inode_at(guard_path(name)) is None:
         return False
     fd, _ = open_true(name)
     if fd < 0:
         raise MutexUnsafe(errno.EAGAIN, f"{name}: somebody else removes or replaces it just now")
-    LockFile(Path(name), fd).remove()
+    lock = LockFile(Path(name), fd)
+    try:
+        _stale(name, os.pread(fd, 4096, 0))
+    except BaseException:
+        lock.close()
+        raise
+    lock.remove()
     return True
 
 

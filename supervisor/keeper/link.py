@@ -64,8 +64,8 @@ class KeeperLink:
 
     async def _find_or_start(self, deadline: float) -> None:
         """The one that is there, if it answers; one that does not is killed, and a new one started."""
-        await self._end(self._pidfd, deadline)
-        self._pidfd, self._client = -1, None
+        lost, self._pidfd, self._client = self._pidfd, -1, None
+        await self._end(lost, deadline)
         try:
             client = await self._connect(min(deadline, self._patience()))
             self.found = True

@@ -15,7 +15,9 @@ import pytest
 from election.clock import boot_time
 from supervisor import proc
 from supervisor.cgroup import Group
-from supervisor.keeper.client import KeeperRefused, spawn
+from supervisor.keeper import link
+from supervisor.keeper.client import KeeperGone, KeeperRefused, spawn
+from supervisor.keeper.link import KeeperLink
 from tests.bed.keeper import Bed, ended, pid_from, soon, until
 from tests.bed.leased import leased
 
@@ -266,3 +268,22 @@ async def test_killing_a_weak_keeper_takes_its_direct_children_along(weak_keeper
     started = await weak_keeper.start(4, "s", "sleep", "60")
     os.kill(weak_keeper.pid, signal.SIGKILL)
     await ended(started["pid"], started["start_ticks"], 2)
+
+
+async def test_a_keeper_that_did_not_die_in_time_leaves_no_number_of_a_closed_fd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next try would send SIGKILL through whatever has that number by then."""
+    keeper = KeeperLink(tmp_path, None, None, on_event=lambda event: None, on_gone=lambda: None)
+    await keeper.ensure(deadline=soon())
+    pid = keeper.hello["pid"]
+    assert keeper._client is not None
+    await keeper._client.close()
+    monkeypatch.setattr(link, "GONE_WITHIN", -1.0)
+    with pytest.raises(KeeperGone, match="survives SIGKILL"):
+        await keeper.ensure(deadline=soon())
+    assert keeper._pidfd == -1
+    monkeypatch.undo()
+    await keeper.ensure(deadline=soon())
+    assert keeper.hello["pid"] != pid
+    await keeper.leave(deadline=soon())

@@ -274,3 +274,19 @@ def _free(path: Path) -> bool:
         time.sleep(0.001)
         return False
     return True
+
+
+def test_the_idle_lock_file_of_another_living_supervisor_is_no_stale_one(path: Path) -> None:
+    """Two nodes that name one lock file: the end of one must not take the other's away."""
+    create(path, token=1, node="a").close()
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        try:
+            owner = proc.identity(other.pid)
+            assert owner is not None
+            path.write_text(json.dumps({"token": 1, "node": "b", "owner": owner._asdict()}))
+            with pytest.raises(mutex.MutexUnsafe, match="kept by a living supervisor"):
+                mutex.remove_stale(path)
+            assert path.exists()
+        finally:
+            other.kill()
+    assert mutex.remove_stale(path) is True
