@@ -166,7 +166,7 @@ def test_a_lifetime_lock_is_kept_through_it_and_is_free_after_its_service(
         node.start()
     after = _leads_again(node, not_keeper=keeper)
     assert _pids(after) == _pids(before)
-    assert _holder(node)["service"] == "owner"
+    assert node.until(lambda: _holder(node))["service"] == "owner"  # known once the new keeper has been asked
     assert not _lock_is_free(node)
     _service(node, "stop", "owner")
     node.until(lambda: _lock_is_free(node))
@@ -185,7 +185,8 @@ def test_a_job_keeps_the_lock_through_it_and_frees_it_at_its_end(make_node: Make
             node.kill()
             node.start()
         _leads_again(node, not_keeper=keeper)
-        assert {key: _holder(node)[key] for key in ("pid", "since", "command")} == {
+        holder = node.until(lambda: _holder(node))
+        assert {key: holder[key] for key in ("pid", "since", "command")} == {
             key: held[key] for key in ("pid", "since", "command")
         }
         assert not _lock_is_free(node)

@@ -280,6 +280,7 @@ async def test_a_keeper_that_did_not_die_in_time_leaves_no_number_of_a_closed_fd
     assert keeper._client is not None
     await keeper._client.close()
     monkeypatch.setattr(link, "GONE_WITHIN", -1.0)
+    monkeypatch.setattr(proc, "pidfd_exited", lambda pidfd: False)
     with pytest.raises(KeeperGone, match="survives SIGKILL"):
         await keeper.ensure(deadline=soon())
     assert keeper._pidfd == -1
