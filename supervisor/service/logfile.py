@@ -248,10 +248,11 @@ def _begins_with(live: int, start: int, pending: int, deadline: float) -> bool:
 
 def _first_data(live: int) -> int:
     """Where the log begins: behind the hole that was punched."""
+    size = os.fstat(live).st_size  # before the look: what comes after it is no part of a hole
     try:
         found = os.lseek(live, 0, os.SEEK_DATA)
     except OSError as error:
-        return os.fstat(live).st_size if error.errno == errno.ENXIO else 0
+        return size if error.errno == errno.ENXIO else 0
     return found // ALIGN * ALIGN
 
 

@@ -93,10 +93,6 @@ def test_a_follower_gets_each_line_once_and_in_order_while_a_fast_writer_is_rota
     total = 60_000
     done, rotations = threading.Event(), 0
     path.touch()
-    with path.open("ab") as output:
-        words = [sys.executable, "-c", WRITER, str(total)]
-        writer = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output)
-    assert writer.stdin is not None
 
     def keep_cutting() -> None:
         nonlocal rotations
@@ -104,29 +100,55 @@ def test_a_follower_gets_each_line_once_and_in_order_while_a_fast_writer_is_rota
             rotations += cut(path, cuts, keep=100) is not None
 
     cutter = threading.Thread(target=keep_cutting)
-    end = soon(30)
-    while not (piece := last_lines(path, 512)).lines and boot_time() < end:
-        done.wait(0.001)
-    seen, began = list(piece.lines), boot_time()
-    cutter.start()
-    for number in range(total // 50 + 1):
-        if number < total // 50:
-            writer.stdin.write(b"x")
-            writer.stdin.flush()
-        else:
-            assert writer.wait(30) == 0
-        piece = follow(path, piece)
-        assert not piece.cut
-        seen += piece.lines
+    words = [sys.executable, "-c", WRITER, str(total)]
+    with path.open("ab") as output, subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output) as writer:
+        assert writer.stdin is not None
+        end = soon(30)
+        while not (piece := last_lines(path, 512)).lines and boot_time() < end:
+            done.wait(0.001)
+        seen, began = list(piece.lines), boot_time()
+        cutter.start()
+        try:
+            for number in range(total // 50 + 1):
+                if number < total // 50:
+                    writer.stdin.write(b"x")
+                    writer.stdin.flush()
+                else:
+                    assert writer.wait(30) == 0
+                piece = follow(path, piece)
+                assert not piece.cut
+                seen += piece.lines
+        finally:
+            done.set()
+            cutter.join()
     took = boot_time() - began
-    done.set()
-    cutter.join()
-    writer.stdin.close()
     print(f"{rotations} rotations, {took:.2f} s, {total * 81 / took / 1e3:.0f} kB/s")
     assert rotations >= 5
     assert seen == whole(path).decode().splitlines()
     if cuts != (Cut.TRUNCATE,):
         assert seen == [f"{number} " + "." * (number % 150) for number in range(total)]
+
+
+def test_what_is_written_while_an_empty_log_is_looked_at_is_no_hole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.touch()
+    place = Place(path.stat().st_ino, 0, 0, 0)
+    seek = os.lseek
+
+    def write_after_the_look(fd: int, offset: int, whence: int) -> int:
+        try:
+            return seek(fd, offset, whence)
+        finally:
+            with path.open("a") as file:
+                file.write("a line\n")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lseek", write_after_the_look)
+        piece = lines_after(path, place)
+    assert (piece.lines, piece.cut) == (["a line"], False)
+    piece = follow(path, piece)
+    assert (piece.lines, piece.cut) == ([], False)
 
 
 @pytest.mark.parametrize("size", [40, 900, 9000])
