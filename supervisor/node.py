@@ -38,6 +38,7 @@ from supervisor.run_folder import RunFolder
 from supervisor.service.logfile import Rotation
 from supervisor.service.manager import Services
 from supervisor.service.record import Records
+from supervisor.succession import Guarded, Succession
 from supervisor.takeover import Progress, TakeOverError, describe
 from supervisor.tenure import Outcome, Tenure
 from supervisor.version import VERSION
@@ -45,18 +46,14 @@ from supervisor.watchdog.round import Watchdog
 
 log = structlog.get_logger()
 
-SPAWN = 5.0
-"""Seconds for a keeper to start and answer; it takes about 50 ms."""
 DRIVER = 10.0
 """Seconds for the driver to tell its facts; after that it counts as unresponsive."""
 LOOK = 1.0
 """Seconds between looks at keeper and quarantined processes."""
-REPLACE = 3.0
-"""Seconds for a new keeper to take the place of a lost one, which is done in about 0.1 s (rule 16)."""
 RESUME = 8.0
 """Seconds for which a resumption is tried; its services run all the while."""
 AGAIN = 0.2
-"""Seconds between two tries of these."""
+"""Seconds between two tries of it."""
 KEPT = 200
 """Events and alarms kept for the status."""
 
@@ -76,11 +73,12 @@ class Node:
         self.progress = Progress()
         self._store, self._driver = store, driver
         self._gpu_trouble = "not asked yet"
-        self._keeper_trouble = "not started yet"
         self._quarantined: tuple[proc.Identity, ...] = ()
         self._armed_until = 0.0
         self._ending = 0
         """Token of the last term whose end was begun."""
+        self._to_resume: e.Term | None = None
+        """An earlier run's, until the elector goes on with it."""
         self._work: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unfit: set[str] = set()
@@ -96,7 +94,7 @@ class Node:
             cgroup,
             None if config.gid is None else str(config.gid),
             on_event=self._keeper_event,
-            on_gone=self._keeper_gone,
+            on_gone=lambda: self._succession.lost(),
         )
         self._records = Records(config.paths.run, self.folder.boot_id, self._record_trouble)
         self.services = Services(
@@ -127,6 +125,7 @@ class Node:
         self._tenure = Tenure(
             config, clock, self.keeper, self._driver, self.services, self._remains, self._lock_watch, self.note
         )
+        self._succession = Succession(self.keeper, clock, self, self._tenure, self.services, self._lock_watch)
         self._memory = FileMemory(
             config.paths.state, config.paths.run, self.folder.boot_id, self.folder.home, self.timing.ttl, self.note
         )
@@ -145,13 +144,13 @@ class Node:
             for trouble in self.folder.troubles:
                 self.alarm("disk", trouble)
             await self._clean_up()
-            self._spawn(self._records.run())
-            self._spawn(self.services.run())
-            self._spawn(self.watchdog.run())
-            self._spawn(self._look_after_gpus())
-            self._spawn(self._look_after_node())
-            self._spawn(self._lock_watch.run())
-            self._spawn(self._rotation.run())
+            self.spawn(self._records.run())
+            self.spawn(self.services.run())
+            self.spawn(self.watchdog.run())
+            self.spawn(self._look_after_gpus())
+            self.spawn(self._look_after_node())
+            self.spawn(self._lock_watch.run())
+            self.spawn(self._rotation.run())
             await self._campaign()
         finally:
             await self._stop()
@@ -160,15 +159,15 @@ class Node:
     def stop(self, why: str) -> None:
         """Stand down and leave. Asked again: at once."""
         if self.elector.state.leaving:
-            self.elector.post(e.FenceNow(f"{why}, again"))
+            self.fence(f"{why}, again")
         self.note(f"leaving: {why}")
         self.elector.post(e.StandDown(why, leave=True))
 
     async def _campaign(self) -> None:
         """Register, then campaign until the elector has left. The elector begins at once, so that the term of an
         earlier run is ended on record even while the member record waits; without a record nobody claims."""
-        elector = self._spawn(self.elector.run())
-        member = self._spawn(self._be_member())
+        elector = self.spawn(self.elector.run())
+        member = self.spawn(self._be_member())
         await asyncio.wait({elector, member}, return_when=asyncio.FIRST_COMPLETED)
         if not elector.done():
             error = member.exception()
@@ -186,20 +185,21 @@ class Node:
 
     async def _clean_up(self) -> None:
         await self.services.remember()
-        await self._ensure_keeper()
         if await self._resumes():
             return
         left, self._memory.this_boot_is_gone = await end_earlier_run(
             self.folder, self.keeper, self._remains, self.clock, self.note
         )
-        await self._ensure_keeper()
+        await self._succession.ensure()
         self._quarantine(left)
         if self._memory.this_boot_is_gone and not left:
             await asyncio.to_thread(self.folder.remove_stale_locks, self.note)
 
     async def _resumes(self) -> bool:
         """The term of an earlier run goes on, if the elector can refresh it (rule 15)."""
-        hello, found = self.keeper.hello, await self._memory.resumable()
+        found = await self._memory.resumable()
+        await self._succession.ensure()  # and no wait from here on: what it says is what there is
+        hello = self.keeper.hello
         armed = hello.get("armed")
         if not self.keeper.connected or armed is None or found is None:
             return False
@@ -210,6 +210,7 @@ class Node:
         if t0 is None:
             return False
         self._memory.resumed_from, self._memory.this_boot_is_gone = t0, False
+        self._to_resume = found[0]
         self.note(f"resuming term {armed['token']} of an earlier run, last refreshed {self.clock.now() - t0:.1f} s ago")
         return True
 
@@ -221,7 +222,7 @@ class Node:
         await self.keeper.leave(deadline=self.clock.now() + LIFE)
         await self._store.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A part of the node: if it breaks, the node cannot be trusted with a term."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -235,7 +236,7 @@ class Node:
             log.error("a part of the node broke", exc_info=error)
             self.alarm("fault", f"a part of the supervisor broke: {error!r}")
             self._exit = 1
-            self.elector.post(e.FenceNow("a part of the supervisor broke"))
+            self.fence("a part of the supervisor broke")
             self.elector.post(e.StandDown("a part of the supervisor broke", leave=True))
 
     # --- what the elector asks (election.elector.Host)
@@ -248,23 +249,13 @@ class Node:
 
     async def arm(self, term: e.Term, deadline: float, *, by: float) -> None:
         try:
-            await self._arm(term.token, deadline, by)
+            await self._succession.arm(term.token, deadline, by)
         except (KeeperGone, KeeperRefused) as error:
             if self._ending == term.token and isinstance(error, KeeperRefused):
                 return  # nothing of it runs any more: there is no deadline to move
-            self._spawn(self._stay_out(f"the keeper did not take term {term.token}: {error}"))
+            self.spawn(self._stay_out(f"the keeper did not take term {term.token}: {error}"))
             raise ConnectionError(str(error)) from error
         self._armed_until = max(self._armed_until, deadline)
-
-    async def _arm(self, token: int, deadline: float, by: float) -> None:
-        while True:
-            try:
-                await self.keeper.call("arm", deadline=by, token=token, deadline_ns=int(deadline * 1e9))
-                return
-            except KeeperGone:
-                await asyncio.sleep(0)  # the loss of the keeper is told after the end of the call that noticed it
-                if not self.keeper.replacing or self.clock.now() >= by:
-                    raise
 
     def take_over(self, term: e.Term, *, resumed: bool) -> None:
         self._set_work(self._take_over(term, resumed))
@@ -273,6 +264,7 @@ class Node:
         self._set_work(self._end_services(action))
 
     def changed(self, state: State) -> None:
+        self._to_resume = None
         self._membership.poke()
         phase, rows = state.phase, self.takeovers
         if isinstance(phase, Holding) and self.elector.leads() and rows and rows[-1]["work_s"] is None:
@@ -293,7 +285,7 @@ class Node:
     def _set_work(self, work: Coroutine[Any, Any, None]) -> None:
         if self._work is not None:
             self._work.cancel()
-        self._work = self._spawn(work)
+        self._work = self.spawn(work)
 
     async def _take_over(self, term: e.Term, resumed: bool) -> None:
         progress, before = Progress(), self.elector.last_holder()
@@ -366,61 +358,29 @@ class Node:
 
     # --- the keeper
 
-    async def _ensure_keeper(self) -> None:
-        try:
-            await self.keeper.ensure(deadline=self.clock.now() + SPAWN)
-            self._keeper_trouble = ""
-        except (KeeperGone, KeeperRefused, OSError) as error:
-            if str(error) != self._keeper_trouble:
-                self.alarm("keeper", str(error))
-            self._keeper_trouble = str(error)
-
     def _keeper_event(self, event: dict[str, Any]) -> None:
         if event["event"] == "fired":
             self.alarm("switch-fired", f"the keeper's switch ended term {event['token']}")
             self._quarantine(event["unkillable"])
-            self.elector.post(e.FenceNow("the keeper's switch fired"))
+            self.fence("the keeper's switch fired")
         self._lock_watch.keeper_event(event)
         self.services.keeper_event(event)
 
-    def _keeper_gone(self) -> None:
-        self._keeper_trouble = "its connection broke"
-        self._lock_watch.keeper_gone()
-        self.services.messages_lost()
-        self.alarm("keeper", "the keeper is gone")
+    def guarded(self) -> Guarded | None:
+        """What would be without a guard if the keeper were lost now."""
         phase = self.elector.state.phase
-        goes_on = isinstance(phase, Holding) and (phase.stage == "active" or phase.resumed)
-        if self.folder.cgroup is None or not isinstance(phase, Holding) or not goes_on:
-            self.elector.post(e.FenceNow("the keeper is gone"))
-        elif not self.keeper.replacing:
-            self.keeper.replacing = True
-            self._spawn(self._replace_keeper(phase.term))
+        if not isinstance(phase, Holding):
+            return Guarded(self._to_resume, adopted=False, outlives=True) if self._to_resume is not None else None
+        active = phase.stage == "active"
+        return Guarded(phase.term, adopted=active, outlives=active or phase.resumed)
 
-    async def _replace_keeper(self, term: e.Term) -> None:
-        """A new one adopts what the lost one had, with its deadline; else nothing guards this term any more."""
-        by = self.clock.now() + REPLACE
-        while (trouble := await self._replaced(term, by)) and self.clock.now() + AGAIN < by:
-            await self.clock.sleep_until(self.clock.now() + AGAIN)
-        self.keeper.replacing = False
-        self._keeper_trouble = trouble
-        if trouble:
-            self.elector.post(e.FenceNow(f"the keeper is gone, and no new one could take its place: {trouble}"))
+    def fence(self, why: str) -> None:
+        """End at once what runs under the term, if there is one."""
+        self.elector.post(e.FenceNow(why))
 
-    async def _replaced(self, term: e.Term, by: float) -> str:
-        """One try; why it failed, empty if it did not."""
-        try:
-            await self.keeper.ensure(deadline=by)
-            if self._ending == term.token:  # fenced meanwhile, and without this keeper
-                await self.keeper.call("end", deadline=by, token=term.token, by_ns=int(by * 1e9))
-                return ""
-            phase = self.elector.state.phase
-            if isinstance(phase, Holding) and phase.stage == "active":  # else `_take_over` adopts, once it is there
-                await self._tenure.keeper_replaced(term, by)
-            self.services.messages_lost()
-            self.note(f"a new keeper, pid {self.keeper.hello['pid']}, goes on with term {term.token}")
-        except (KeeperGone, KeeperRefused, OSError) as error:
-            return str(error)
-        return ""
+    def ends(self, token: int) -> bool:
+        """Has the end of this term been begun?"""
+        return self._ending == token
 
     # --- what is looked after all the time
 
@@ -445,7 +405,7 @@ class Node:
     async def _look_after_node(self) -> None:
         while True:
             if not self.keeper.connected and not self.has_term():
-                await self._ensure_keeper()
+                await self._succession.ensure()
             if self._quarantined:
                 left = tuple(who for who in self._quarantined if proc.is_alive(who))
                 if not left:
@@ -471,7 +431,7 @@ class Node:
         return unfit_because(
             Condition(
                 keeper_answers=self.keeper.connected,
-                keeper_trouble=self._keeper_trouble,
+                keeper_trouble=self._succession.trouble,
                 weak=self.folder.cgroup is None,
                 weak_allowed=self.config.allow_weak_containment,
                 gpus=tuple(self.gpus.values()),

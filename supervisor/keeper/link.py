@@ -53,6 +53,11 @@ class KeeperLink:
         """The present keeper was there before us: it knows what an earlier supervisor started."""
 
     @property
+    def weak(self) -> bool:
+        """Weak containment: what it starts dies with it."""
+        return self._cgroup is None
+
+    @property
     def connected(self) -> bool:
         return self._client is not None and not self._client.closed.is_set()
 

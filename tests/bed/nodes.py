@@ -26,6 +26,8 @@ from supervisor import proc
 from supervisor.demo import cleanup
 
 TTL = 6
+LONG_TTL = 90
+"""Where the term is to go on: a machine that stands still for some seconds must not cost it."""
 T = TypeVar("T")
 
 
@@ -117,7 +119,7 @@ class NodeBed:
     def leads(self) -> bool:
         return self.get("/leader")[0] == 200
 
-    def until_leading(self, within: float = 3 * TTL) -> dict[str, Any]:
+    def until_leading(self, within: float = 60.0) -> dict[str, Any]:
         """Its status once it leads with every service running."""
 
         def ready() -> dict[str, Any] | None:
@@ -126,7 +128,7 @@ class NodeBed:
 
         return self.until(ready, within)
 
-    def until(self, look: Callable[[], T | None], within: float = 10.0) -> T:
+    def until(self, look: Callable[[], T | None], within: float = 30.0) -> T:
         """The first truthy answer of `look`; a failure shows what the supervisor said."""
         end = time.monotonic() + within
         while True:
