@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from supervisor.cgroup import Group, mount_point
+from tests.bed.keeper import PATIENCE
 
 _count = 0
 
@@ -32,7 +33,7 @@ def remove_group(path: str) -> None:
         return
     root = Group.open("/")
     try:
-        end = time.monotonic() + 5
+        end = time.monotonic() + PATIENCE
         group.kill()
         while not root.remove_child(path.strip("/")):
             assert time.monotonic() < end, f"{path} is still populated: {group.procs_below()}"

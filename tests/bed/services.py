@@ -17,7 +17,7 @@ from supervisor.proc import boot_id
 from supervisor.service.manager import Services
 from supervisor.service.record import Records
 from supervisor.service.states import State
-from tests.bed.keeper import Bed, soon, until
+from tests.bed.keeper import PATIENCE, Bed, soon, until
 
 GPUWARD = str(Path(sys.executable).with_name("gpuward"))
 
@@ -89,7 +89,7 @@ class NodeBed:
     async def end(self) -> None:
         """The end of the term: everything killed, the lock files removed."""
         await self.services.stop_all(by=boot_time(), graceful=False)
-        await self.bed.call("end", token=self.token, by_ns=int(soon(2) * 1e9))
+        await self.bed.call("end", token=self.token, by_ns=int(soon() * 1e9))
         for lock in self._locks:
             lock.remove()
         self._locks = []
@@ -97,7 +97,7 @@ class NodeBed:
     def row(self, name: str) -> dict[str, Any]:
         return next(row for row in self.services.snapshot() if row["name"] == name)
 
-    async def state(self, name: str, *states: State, seconds: float = 10.0) -> dict[str, Any]:
+    async def state(self, name: str, *states: State, seconds: float = PATIENCE) -> dict[str, Any]:
         """Its row of the snapshot, once it is in one of these states."""
 
         def look() -> dict[str, Any] | None:
@@ -112,7 +112,7 @@ class NodeBed:
             pid: int | None = self.row(name)["pid"]
             return pid if pid not in (None, old) else None
 
-        return await until(look, f"another pid of {name} than {old}; told: {self.events[-8:]}", 10.0)
+        return await until(look, f"another pid of {name} than {old}; told: {self.events[-8:]}")
 
     async def file(self, name: str) -> str:
         """The content of a file that a service writes in the run folder, once it ends with a newline."""

@@ -19,7 +19,7 @@ from supervisor.cgroup import Group, mount_point
 from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.keeper.protocol import CONTROL_SOCKET, JOB_SOCKET
 from tests.bed.freezable import fsfreeze
-from tests.bed.keeper import NOBODY, Bed, ended, pid_from, soon, until
+from tests.bed.keeper import NOBODY, PATIENCE, Bed, ended, pid_from, soon, until
 
 
 async def test_a_service_starts_clean_in_a_leaf_of_its_own(keeper: Bed) -> None:
@@ -211,7 +211,7 @@ def _throw(path: Path, packets: list[bytes]) -> None:
     for number, packet in enumerate(packets):
         if sock is None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            sock.settimeout(3)
+            sock.settimeout(PATIENCE)
             sock.connect(os.fspath(path))
         try:
             socket.send_fds(sock, [packet], [0] if number % 3 == 0 else [])
@@ -230,7 +230,7 @@ def _throw(path: Path, packets: list[bytes]) -> None:
 async def test_the_newest_connection_is_the_supervisor(keeper: Bed) -> None:
     first = keeper.client
     await keeper.reconnect()
-    await asyncio.wait_for(first.closed.wait(), 2)
+    await asyncio.wait_for(first.closed.wait(), PATIENCE)
     with pytest.raises(KeeperGone):
         await first.call("hello", deadline=soon())
     assert (await keeper.call("hello"))["pid"] == keeper.pid
