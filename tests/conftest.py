@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from election.clock import boot_time_loop, virtual_loop
 from supervisor.demo.etcd_cluster import EtcdCluster
 from tests.bed.etcd import etcd_cluster
+
+settings.register_profile("gpuward", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gpuward")  # how long an example takes is the machine's business
 
 
 def pytest_configure(config: pytest.Config) -> None:

