@@ -11,12 +11,13 @@ from election.clock import BootClock
 from election.store import ErrorClass, Put, StoreError, Txn
 from election.stores.etcd_http import EtcdStore
 from supervisor.demo.etcd_cluster import EtcdCluster
+from tests.bed.keeper import PATIENCE
 
 CLOCK = BootClock()
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = PATIENCE) -> float:
     """A deadline."""
     return CLOCK.now() + seconds
 
@@ -43,8 +44,8 @@ async def put(store: EtcdStore, key: str, value: bytes = b"x", deadline: float |
     return (await store.commit(Txn((), (Put(key, value),)), deadline=deadline or soon())).revision
 
 
-async def works_again(store: EtcdStore, key: str, within: float = 10.0) -> float:
-    """Seconds until a put succeeds; each attempt has half a second."""
+async def works_again(store: EtcdStore, key: str, within: float = PATIENCE) -> float:
+    """Seconds until a put succeeds."""
     start = CLOCK.now()
     while not await succeeds(store, key):
         assert CLOCK.now() - start < within
@@ -54,7 +55,7 @@ async def works_again(store: EtcdStore, key: str, within: float = 10.0) -> float
 
 async def succeeds(store: EtcdStore, key: str) -> bool:
     try:
-        await put(store, key, deadline=soon(0.5))
+        await put(store, key, deadline=soon(2.0))
     except StoreError as error:
         if error.kind is not ErrorClass.TRANSIENT:
             raise

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from election.store import Delete, Put, Txn
 from election.stores.local import LocalStore
 from supervisor import proc
 from supervisor.demo import cleanup
+from supervisor.demo.etcd_cluster import free_ports
+from tests.bed.keeper import PATIENCE, wait_for
 
 TTL = 6
 LONG_TTL = 90
@@ -88,7 +89,7 @@ class NodeBed:
         assert self.process is not None
         self.process.wait()
 
-    def exit_code(self, within: float = 15.0) -> int:
+    def exit_code(self, within: float = PATIENCE) -> int:
         assert self.process is not None
         return self.process.wait(within)
 
@@ -104,7 +105,7 @@ class NodeBed:
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and body of an HTTP answer; (0, {}) where nobody answers."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=2) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=PATIENCE) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -119,7 +120,7 @@ class NodeBed:
     def leads(self) -> bool:
         return self.get("/leader")[0] == 200
 
-    def until_leading(self, within: float = 60.0) -> dict[str, Any]:
+    def until_leading(self, within: float = 2 * PATIENCE) -> dict[str, Any]:
         """Its status once it leads with every service running."""
 
         def ready() -> dict[str, Any] | None:
@@ -128,7 +129,7 @@ class NodeBed:
 
         return self.until(ready, within)
 
-    def until(self, look: Callable[[], T | None], within: float = 30.0) -> T:
+    def until(self, look: Callable[[], T | None], within: float = PATIENCE) -> T:
         """The first truthy answer of `look`; a failure shows what the supervisor said."""
         end = time.monotonic() + within
         while True:
@@ -150,12 +151,22 @@ class NodeBed:
     def end(self) -> None:
         """SIGKILL to everything of this node."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGKILL)
+            if self.process.poll() is None:
+                self._kill_children(self.process.pid)
+                self.process.kill()
             self.process.wait()
         cleanup.kill_all(self.folder)  # a keeper that is just being spawned, too
         with contextlib.suppress(FileNotFoundError):
             cleanup.remove_group(f"{self.cgroup}/{self.name}")
+
+    @staticmethod
+    def _kill_children(parent: int) -> None:
+        """In the midst of its execve(2) a process has neither arguments nor environment by which it would be found."""
+        os.kill(parent, signal.SIGSTOP)
+        wait_for(lambda: (found := proc.stat(parent)) is None or found.state in "TZX", "it to stop")
+        for pid, found in proc.snapshot().items():
+            if found.ppid == parent:
+                proc.kill(pid, found.start_ticks)
 
 
 Make = Callable[..., NodeBed]
@@ -164,16 +175,14 @@ Make = Callable[..., NodeBed]
 @pytest.fixture
 def make_node(tmp_path: Path, own_cgroup: str) -> Iterator[Make]:
     """`make_node("n1")`: nodes of one cluster, ended with everything below them."""
-    made: list[NodeBed] = []
+    with contextlib.ExitStack() as ends:
 
-    def make(name: str = "n1", folder: str | None = None, **election: Any) -> NodeBed:
-        node = NodeBed(tmp_path / (folder or name), own_cgroup, name, **election)
-        made.append(node)
-        return node
+        def make(name: str = "n1", folder: str | None = None, **election: Any) -> NodeBed:
+            node = NodeBed(tmp_path / (folder or name), own_cgroup, name, **election)
+            ends.callback(node.end)
+            return node
 
-    yield make
-    for node in made:
-        node.end()
+        yield make
 
 
 async def _end_a_term(file: Path) -> None:
@@ -192,11 +201,8 @@ async def _delete_leader_key(file: Path) -> None:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody has now."""
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A TCP port on loopback that nobody has now, and that the kernel gives to nobody who connects to somewhere."""
+    return free_ports(1)[0][0]
 
 
 def gone(pid: int) -> bool:

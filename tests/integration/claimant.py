@@ -18,7 +18,7 @@ async def claim(path: str) -> str:
     store = LocalStore(path, clock=clock)
     try:
         txn = Txn((ModIs("/leader", 0),), (Put("/leader", b"x"),))
-        done = await store.commit(txn, deadline=clock.now() + 8)
+        done = await store.commit(txn, deadline=clock.now() + 60)
         return CLAIMED if done.succeeded else TAKEN
     except StoreError as error:
         return str(error)

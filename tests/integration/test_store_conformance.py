@@ -24,12 +24,13 @@ from election.store import (
 from election.stores.etcd_http import EtcdStore
 from election.stores.local import LocalStore
 from election.stores.memory import MemoryStore
+from tests.bed.keeper import PATIENCE
 
 CLOCK = BootClock()
 Watch = AsyncGenerator[Change | None, None]
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = PATIENCE) -> float:
     return CLOCK.now() + seconds
 
 
@@ -76,7 +77,7 @@ async def value_of(store: LockStore, key: str) -> bytes | None:
 
 
 async def take(watch: Watch, count: int) -> list[Change | None]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         return [await anext(watch) for _ in range(count)]
 
 
@@ -179,7 +180,7 @@ async def test_a_lease_is_granted_with_the_ttl_that_was_asked(store: LockStore) 
 async def test_an_expired_lease_takes_its_keys_and_a_watcher_hears_of_it(
     store: LockStore, other: LockStore, root: str
 ) -> None:
-    lease = (await store.grant(1, deadline=soon())).lease
+    lease = (await store.grant(3, deadline=soon())).lease
     async with aclosing(other.watch(root)) as watch:
         assert await take(watch, 1) == [None]
         written = (await put(store, root + "a", lease=lease)).revision
@@ -196,12 +197,12 @@ async def test_an_expired_lease_takes_its_keys_and_a_watcher_hears_of_it(
 
 
 async def test_a_lease_that_is_kept_alive_outlives_its_ttl(store: LockStore, root: str) -> None:
-    lease = (await store.grant(2, deadline=soon())).lease
+    lease = (await store.grant(4, deadline=soon())).lease
     start = CLOCK.now()
     await put(store, root + "a", lease=lease)
-    for moment in (0.9, 1.8, 2.7):
+    for moment in (1.8, 3.6, 5.4):
         await CLOCK.sleep_until(start + moment)
-        assert await store.keepalive(lease, deadline=soon()) == 2
+        assert await store.keepalive(lease, deadline=soon()) == 4
     assert await value_of(store, root + "a") == b"x"
 
 
@@ -332,7 +333,7 @@ async def test_closing_a_store_ends_its_watches_and_refuses_calls(store: LockSto
     waiting = asyncio.create_task(anext(watch, "ended"))
     await asyncio.sleep(0)
     await store.close()
-    assert await asyncio.wait_for(waiting, 2) == "ended"
+    assert await asyncio.wait_for(waiting, PATIENCE) == "ended"
     with pytest.raises(StoreError) as caught:
         await store.read([root], deadline=soon())
     assert caught.value.kind is ErrorClass.TRANSIENT
