@@ -16,7 +16,7 @@ from supervisor.keeper.client import KeeperRefused
 from supervisor.service import device, runner
 from supervisor.service.order import OrderError, read_env_file
 from supervisor.service.states import State
-from tests.bed.keeper import Bed, pid_from, soon, until
+from tests.bed.keeper import PATIENCE, Bed, pid_from, soon, until
 from tests.bed.services import GPUWARD, node_on, shell, spec
 
 SLEEP = "exec sleep 600"
@@ -156,7 +156,11 @@ async def test_a_lifetime_lock_is_kept_through_an_immediate_restart(any_keeper: 
         assert (node.row("first")["lock"], node.row("second")["lock"]) == ("held", "waiting")
 
 
-async def test_the_lock_is_freed_in_backoff_and_the_next_in_line_gets_it(any_keeper: Bed) -> None:
+async def test_the_lock_is_freed_in_backoff_and_the_next_in_line_gets_it_at_once(
+    any_keeper: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the event, not by a look some time."""
+    monkeypatch.setattr(runner, "POLL", 600.0)
     slow = {"backoff": (600.0,)}
     async with node_on(
         any_keeper,
@@ -165,9 +169,7 @@ async def test_the_lock_is_freed_in_backoff_and_the_next_in_line_gets_it(any_kee
     ) as node:
         await node.launch()
         await node.state("first", State.BACKOFF)
-        began = boot_time()
         await node.state("second", State.STARTING, State.RUNNING)
-        assert boot_time() - began < 1.0
         assert node.row("second")["lock"] == "held"
 
 
@@ -302,17 +304,21 @@ async def test_an_operators_restart_does_not_count(any_keeper: Bed) -> None:
 
 async def test_a_stop_is_graceful_and_parallel(any_keeper: Bed) -> None:
     run = any_keeper.run
-    script = 'trap "sleep 0.4; echo $GPUWARD_SERVICE >> {}/stopped; exit 0" TERM; while :; do sleep 0.02; done'
-    polite = shell(script.format(run))
+    for name in ("told", "ready"):
+        (run / name).mkdir()
+    script = """
+        trap 'touch {0}/told/$GPUWARD_SERVICE
+              until [ "$(ls {0}/told | wc -l)" = 3 ]; do sleep 0.02; done
+              echo $GPUWARD_SERVICE >> {0}/stopped; exit 0' TERM
+        touch {0}/ready/$GPUWARD_SERVICE
+        while :; do sleep 0.02; done
+    """
+    polite = shell(script.format(run), stop_timeout=600.0)  # each waits until all have been told
     async with node_on(any_keeper, one=polite, two=polite, three=polite) as node:
         await node.launch()
-        for name in ("one", "two", "three"):
-            await node.state(name, State.RUNNING)
-        began = boot_time()
-        await node.services.stop_all(by=began + 30, graceful=True)
-        took = boot_time() - began
+        await until(lambda: len(os.listdir(run / "ready")) == 3, "the traps")
+        await node.services.stop_all(by=soon(), graceful=True)
         assert sorted((run / "stopped").read_text().split()) == ["one", "three", "two"]
-        assert took < 1.15, "one after the other would take 1.2 s"
         assert [row["state"] for row in node.services.snapshot()] == ["stopped"] * 3
 
 
@@ -323,8 +329,8 @@ async def test_stop_timeout_ends_in_a_kill(any_keeper: Bed) -> None:
         await until((any_keeper.run / "deaf").exists, "the trap")
         pid = node.row("deaf")["pid"]
         began = boot_time()
-        await node.services.stop_all(by=began + 30, graceful=True)
-        assert 0.3 <= boot_time() - began < 5
+        await node.services.stop_all(by=began + 60, graceful=True)
+        assert 0.3 <= boot_time() - began < 30
         assert proc.stat(pid) is None
         assert node.row("deaf")["state"] == "stopped"
 
@@ -343,16 +349,15 @@ async def test_the_fences_time_wins_over_stop_timeout(any_keeper: Bed) -> None:
 
 
 async def test_a_second_impatient_stop_kills_at_once(any_keeper: Bed) -> None:
-    deaf = shell(f'trap "" TERM; touch {any_keeper.run}/deaf; while :; do sleep 0.05; done', stop_timeout=60.0)
+    deaf = shell(f'trap "" TERM; touch {any_keeper.run}/deaf; while :; do sleep 0.05; done', stop_timeout=600.0)
     async with node_on(any_keeper, deaf=deaf) as node:
         await node.launch()
         await until((any_keeper.run / "deaf").exists, "the trap")
-        patient = asyncio.create_task(node.services.stop_all(by=boot_time() + 60, graceful=True))
+        patient = asyncio.create_task(node.services.stop_all(by=boot_time() + 600, graceful=True))
         await node.state("deaf", State.STOPPING)
-        began = boot_time()
         await node.services.fence_now()
-        await patient
-        assert boot_time() - began < 5
+        async with asyncio.timeout(PATIENCE):
+            await patient
         assert node.row("deaf")["state"] == "stopped"
 
 
@@ -377,9 +382,8 @@ async def test_a_stop_does_not_wait_for_a_driver(keeper: Bed) -> None:
         set_state(node.folder, 0, answer_s=600)
         os.kill(pid, signal.SIGKILL)
         await node.state("llm", State.STOPPING)
-        began = boot_time()
-        await node.services.stop_all(by=began + 30, graceful=True)
-        assert boot_time() - began < 5
+        async with asyncio.timeout(PATIENCE):
+            await node.services.stop_all(by=boot_time() + 600, graceful=True)
         assert node.row("llm")["state"] == "stopped"
 
 
@@ -420,7 +424,7 @@ async def test_the_monitor_shows_life(keeper: Bed) -> None:
     """rule 4: the lease is refreshed only while it does."""
     async with node_on(keeper) as node:
         first = node.services.life
-        await until(lambda: node.services.life > first or None, "a sign of life", 1.0)
+        await until(lambda: node.services.life > first or None, "a sign of life")
 
 
 async def test_the_snapshot_is_json(keeper: Bed) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from election.clock import boot_time
+from election.clock import BootClock, boot_time
 from supervisor import proc
 from supervisor.cgroup import Group
 from supervisor.config.schema import Service
@@ -20,7 +20,7 @@ from supervisor.service.states import State
 from supervisor.watchdog import round as module
 from supervisor.watchdog.round import Watchdog
 from supervisor.watchdog.verdict import Kind, Verdict
-from tests.bed.keeper import Bed, pid_from, until
+from tests.bed.keeper import PATIENCE, Bed, pid_from, until
 from tests.bed.services import GPUWARD, NodeBed, node_on, shell
 
 CONFIRM = 0.1
@@ -66,6 +66,19 @@ async def holding(bed: Bed) -> AsyncIterator[tuple[NodeBed, int]]:
         pid = (await node.state("llm", State.RUNNING))["pid"]
         await until(lambda: "open" in (bed.run / "llm.log").read_text() or None, "the device to be open")
         yield node, pid
+
+
+class Ahead(BootClock):
+    """The real clock, and some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def now(self) -> float:
+        return super().now() + self.seconds
+
+    async def sleep_until(self, deadline: float) -> None:
+        await super().sleep_until(deadline - self.seconds)
 
 
 def only(verdicts: list[Verdict]) -> Verdict:
@@ -120,14 +133,12 @@ async def test_a_device_held_by_a_child_counts(any_keeper: Bed) -> None:
 
 async def test_a_service_that_never_opens_its_device_fails_at_the_end_of_its_grace(keeper: Bed) -> None:
     """docs/services.md: `gpu_fd: required` and no device by the end of `start_grace`."""
-    async with node_on(keeper, llm=shell("exec sleep 600", gpu=0, lock="lifetime", start_grace=0.5)) as node:
+    async with node_on(keeper, llm=shell("exec sleep 600", gpu=0, lock="lifetime", start_grace=600.0)) as node:
         await node.launch()
         pid = (await node.state("llm", State.RUNNING))["pid"]
         watchdog = watchdog_of(node)
         assert only(await watchdog.round()).kind is Kind.HEALTHY
-        started = node.services.runners["llm"].started_at
-        assert started is not None
-        await node.services.clock.sleep_until(started + 0.5)
+        watchdog._clock = Ahead(600.0)
         assert only(await watchdog.round()).kind is Kind.NO_GPU
         await node.new_pid("llm", pid)
 
@@ -204,7 +215,7 @@ async def test_the_device_without_the_mutex_costs_a_process_its_life_and_nobody_
 async def test_who_lets_go_of_the_device_after_the_sigterm_is_not_killed(
     keeper: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TERM_WAIT", 0.3)
+    monkeypatch.setattr(module, "TERM_WAIT", 5.0)  # it needs a moment to let go
     script = (
         "import os, signal, sys, time\n"
         "fd = os.open(sys.argv[1], os.O_RDWR)\n"
@@ -263,7 +274,7 @@ async def test_a_stopped_supervisor_kills_nothing_healthy_when_it_goes_on(keeper
 
     async def told(what: str, least: int) -> dict[str, int]:
         assert supervisor.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 line: dict[str, int] = json.loads(await supervisor.stdout.readline())
                 if line[what] >= least:
@@ -358,7 +369,7 @@ async def test_a_round_that_hangs_shows_no_life(keeper: Bed, monkeypatch: pytest
         monkeypatch.setattr(watchdog, "round", hangs)
         running = asyncio.create_task(watchdog.run())
         try:
-            await until(lambda: boot_time() - watchdog.life > 1.0 or None, "no more signs of life", 5.0)
+            await until(lambda: boot_time() - watchdog.life > 1.0 or None, "no more signs of life")
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -383,7 +394,6 @@ async def test_a_round_that_breaks_is_told_and_the_next_one_comes(keeper: Bed, m
 
 async def test_a_look_that_blocks_is_left_behind(keeper: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """gpud 117: a process stuck in the kernel must not block the checks of all the others for ever."""
-    monkeypatch.setattr(module, "LOOK_LIMIT", 0.2)
     released = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -393,6 +403,7 @@ async def test_a_look_that_blocks_is_left_behind(keeper: Bed, monkeypatch: pytes
 
     async with holding(keeper) as (node, pid):
         with monkeypatch.context() as patch:
+            patch.setattr(module, "LOOK_LIMIT", 0.2)
             patch.setattr(Footprint, "pids", blocks)
             watchdog = watchdog_of(node)
             assert await watchdog.round() == []
