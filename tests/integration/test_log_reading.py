@@ -14,8 +14,8 @@ from election.clock import boot_time
 from supervisor.api import logs
 from supervisor.api.logs import MOST_BYTES, Piece, Place, last_lines, lines_after
 from supervisor.service.logfile import ALIGN, Cut, at_rest, rotate
-from tests.bed.keeper import NOBODY, soon
-from tests.bed.nodes import Make
+from tests.bed.keeper import NOBODY, PATIENCE, soon
+from tests.bed.nodes import LONG_TTL, Make
 from tests.integration.test_logfile import dies_before_step, rules, whole
 
 WAYS = [("/var/tmp", Cut.COLLAPSE), ("/dev/shm", Cut.PUNCH), ("/var/tmp", Cut.TRUNCATE), ("/dev/shm", Cut.TRUNCATE)]
@@ -103,7 +103,7 @@ def test_a_follower_gets_each_line_once_and_in_order_while_a_fast_writer_is_rota
     words = [sys.executable, "-c", WRITER, str(total)]
     with path.open("ab") as output, subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output) as writer:
         assert writer.stdin is not None
-        end = soon(30)
+        end = soon()
         while not (piece := last_lines(path, 512)).lines and boot_time() < end:
             done.wait(0.001)
         seen, began = list(piece.lines), boot_time()
@@ -114,7 +114,7 @@ def test_a_follower_gets_each_line_once_and_in_order_while_a_fast_writer_is_rota
                     writer.stdin.write(b"x")
                     writer.stdin.flush()
                 else:
-                    assert writer.wait(30) == 0
+                    assert writer.wait(PATIENCE) == 0
                 piece = follow(path, piece)
                 assert not piece.cut
                 seen += piece.lines
@@ -378,7 +378,7 @@ def test_a_reader_that_hangs_holds_up_no_rotation_beyond_its_deadline(path: Path
 
 
 def test_gpuward_service_logs_f_shows_each_line_once_over_the_rotations_of_a_node(make_node: Make) -> None:
-    node = make_node()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     go, total = node.folder / "go", 600_000
     script = (
         f'echo ready; until [ -e {go} ]; do sleep 0.05; done; seq {total} | {sys.executable} -c "$1"; exec sleep 1000'
@@ -394,12 +394,14 @@ def test_gpuward_service_logs_f_shows_each_line_once_over_the_rotations_of_a_nod
         assert follower.stderr is not None
         reader = threading.Thread(target=lambda: seen.extend(iter(follower.stdout.readline, "")))  # type: ignore[union-attr]
         reader.start()
-        node.until(lambda: seen == ["ready\n"])
-        go.touch()
-        node.until(lambda: seen[-1] == f"{total}\n", within=30)
-        follower.terminate()
-        notices = follower.stderr.read()
-        reader.join(5)
+        try:
+            node.until(lambda: seen == ["ready\n"])
+            go.touch()
+            node.until(lambda: seen[-1] == f"{total}\n", within=2 * PATIENCE)
+        finally:
+            follower.terminate()
+            notices = follower.stderr.read()
+            reader.join()
     assert seen == ["ready\n", *(f"{number}\n" for number in range(1, total + 1))]
     assert notices == ""
     assert log.with_name("chatty.log.1").exists()

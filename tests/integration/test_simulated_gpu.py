@@ -30,13 +30,13 @@ def driver(tmp_path: Path) -> SimulatedDriver:
 def holder(tmp_path: Path, driver: SimulatedDriver) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has GPU 0 open."""
     command = ["sh", "-c", 'exec 9<>"$0"; echo ready; exec sleep 600', str(device_file(tmp_path, 0))]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"ready\n"
-    yield child
-    child.kill()
-    child.wait()
-    child.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            yield child
+        finally:
+            child.kill()
 
 
 def soon() -> float:

@@ -40,16 +40,17 @@ def test_a_process_with_other_start_ticks_is_a_stranger() -> None:
 
 
 def test_a_zombie_has_ended_and_can_do_nothing_any_more() -> None:
-    child = subprocess.Popen(["true"])
-    who = proc.identity(child.pid)
-    assert who is not None
-    pidfd = os.pidfd_open(child.pid)
-    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
-    assert not proc.is_alive(who)
-    assert proc.kill_pending(child.pid)
-    assert proc.pidfd_exited(pidfd)
-    child.wait()
-    os.close(pidfd)
+    with subprocess.Popen(["true"]) as child:
+        who = proc.identity(child.pid)
+        assert who is not None
+        pidfd = os.pidfd_open(child.pid)
+        try:
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+            assert not proc.is_alive(who)
+            assert proc.kill_pending(child.pid)
+            assert proc.pidfd_exited(pidfd)
+        finally:
+            os.close(pidfd)
 
 
 def test_a_living_process_has_no_kill_pending() -> None:
