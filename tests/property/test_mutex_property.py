@@ -73,6 +73,94 @@ def test_never_two_holders_while_the_file_is_deleted_and_replaced_all_the_time(t
     assert Path(guard_path(str(path))).exists()
 
 
+_MORTAL = """
+import fcntl, os, random, signal, sys, time
+sys.path.append(sys.argv[1])
+from supervisor.flock import MutexBusy, take_path
+path, chance = sys.argv[2], random.Random(int(sys.argv[3]))
+judge = os.open(path + ".judge", os.O_RDWR | os.O_CREAT)
+seen = os.open(path + ".seen", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def goes_on():
+    return not os.path.exists(path + ".stop")
+
+
+def work():
+    while goes_on():
+        try:
+            fd = take_path(path)
+        except MutexBusy:
+            time.sleep(chance.random() * 0.002)
+            continue
+        child = os.fork() if chance.random() < 0.3 else None
+        if child:  # which goes on with the lock alone, also where this one is killed meanwhile
+            os.close(fd)
+            os.waitpid(child, 0)
+            continue
+        hold()
+        os.close(fd)
+        if child == 0:
+            os._exit(0)
+
+
+def hold():
+    # The judge is a POSIX lock. It is not inherited by fork; and of a process that dies, it is gone before the flock,
+    # since its fd is the lower one, and the flock goes with the last reference to its file only.
+    try:
+        fcntl.lockf(judge, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.write(seen, b"2")
+    os.write(seen, b"1")
+    time.sleep(chance.random() * 0.002)
+    fcntl.lockf(judge, fcntl.LOCK_UN)
+
+
+while goes_on():
+    pid = os.fork()
+    if pid == 0:
+        chance.seed(os.getpid())
+        os.setpgid(0, 0)
+        work()
+        os._exit(0)
+    try:
+        os.setpgid(pid, pid)
+    except OSError:  # it has done so itself, or has ended
+        pass
+    time.sleep(chance.random() * 0.02)
+    if chance.random() < 0.5:
+        os.kill(pid, signal.SIGKILL)  # the first one only: its child keeps the lock
+    else:
+        os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+"""
+_TURNS = 150
+
+
+def test_never_two_holders_while_holders_are_killed_and_the_file_is_deleted_and_replaced(tmp_path: Path) -> None:
+    """filelock 27, portalocker 115: also where a holder dies in the middle, and its child goes on with the lock."""
+    chance = random.Random(3)
+    path = tmp_path / "gpu.lock"
+    seen = tmp_path / "gpu.lock.seen"
+    seen.touch()
+    command = [sys.executable, "-I", "-c", _MORTAL, str(_ROOT), str(path)]
+    workers = [
+        subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for number in range(_PROCESSES)
+    ]
+    try:
+        end = time.monotonic() + 60
+        while seen.stat().st_size < _TURNS and time.monotonic() < end:
+            _vandalise(path, chance)
+            time.sleep(chance.random() * 0.003)
+    finally:
+        (tmp_path / "gpu.lock.stop").touch()
+    for worker in workers:
+        assert (worker.communicate(timeout=60)[0], worker.returncode) == ("", 0)  # its orphans have ended, too
+    assert set(seen.read_text()) == {"1"}
+    assert seen.stat().st_size >= _TURNS
+
+
 def _vandalise(path: Path, chance: random.Random) -> None:
     if chance.random() < 0.5:
         path.unlink(missing_ok=True)
