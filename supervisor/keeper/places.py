@@ -1,13 +1,21 @@
 """Where processes live: the cgroups of a term, `PARENT/term-<token>/…`. The weak counterpart is weak.py.
 
     term-<token>/<service>/main      the service's processes
+    term-<token>/<service>/gate      empty; removed by a kill: no container starts without it
     term-<token>/<service>/job-N     jobs of `gpuward lock run` that it started
+    term-<token>/<service>/<id>      a Docker container of it
     term-<token>/jobs/job-N          jobs from elsewhere
+
+A container is started by an engine that is not ours, perhaps long after it was asked to. So its mounts contain `gate`
+(supervisor.service.container): a runtime first puts the container's process into its cgroup and then makes the mounts,
+so what began before the gate was removed is in the cgroup when the kill comes, and what begins later fails. On a hybrid
+machine nothing else would do: runc goes on there where it cannot make or join a cgroup v2 group (1.1.5, measured).
 
 Processes stand in leaves only. Nothing here waits: killing, looking and removing are separate calls, and the keeper's
 loop makes them when the kernel says that something changed.
 """
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -21,6 +29,7 @@ _PREFIX = "term-"
 _MAX_DEPTH = 32
 """Groups below one another in a term: more than any container runtime needs, and quick to remove."""
 _PROBE = "probe"
+GATE = "gate"
 JOBS = "jobs"
 """The folder of jobs from elsewhere: no service can have this name."""
 
@@ -119,8 +128,19 @@ class CgroupBox:
     def started(self, pid: int) -> None:
         """The kernel knows."""
 
+    def open_gate(self) -> None:
+        """A container may be started in it, until the first kill."""
+        self._group.make(GATE).close()
+
+    def shut_gate(self) -> None:
+        """No container starts in it from now on: what does not stand in it yet fails."""
+        if not self.closed:
+            with contextlib.suppress(OSError):
+                self._group.remove_child(GATE)
+
     def kill(self) -> None:
-        """SIGKILL to everything in it."""
+        """SIGKILL to everything in it, with its gate shut before."""
+        self.shut_gate()
         _unless_gone(self._group.kill)
 
     def populated(self) -> bool:
@@ -196,6 +216,7 @@ class CgroupTerm:
     def service(self, name: str) -> CgroupBox:
         """A fresh cgroup for a service."""
         self._boxes[name] = box = CgroupBox(self._group, name, "main", self._direct)
+        box.open_gate()
         return box
 
     def job(self, pid: int, pidfd: int) -> tuple[CgroupBox, str | None] | None:
@@ -239,8 +260,11 @@ class CgroupTerm:
         return sorted(set(self._group.procs_below()))
 
     def kill(self) -> None:
-        """SIGKILL to everything of the term."""
+        """SIGKILL to everything of the term, then the gates. To be repeated until it is empty and removed: a container
+        may have passed its gate just before, and is in the term then."""
         _unless_gone(self._group.kill)
+        for box in self._boxes.values():
+            box.shut_gate()
 
     def populated(self) -> bool:
         """True while anything of the term lives."""
