@@ -10,7 +10,8 @@ import socket
 import struct
 
 from supervisor.keeper.kernel import boot_ns
-from supervisor.keeper.loop import Loop
+from supervisor.keeper.loop import Loop, guard
+from supervisor.keeper.protocol import NOTIFY_FOLDER
 from supervisor.keeper.services import Event, Services
 
 KEYS = ("READY", "STATUS", "WATCHDOG", "EXTEND_TIMEOUT_USEC", "X_GPU_SECTION", "X_GPU_SECTION_ID")
@@ -34,6 +35,7 @@ class Notify:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._sock.bind(path)
         os.chmod(path, 0o666)
+        guard(_link, path)
         loop.add(self._sock.fileno(), self._readable)
 
     def turn(self, now_ns: int) -> None:
@@ -80,6 +82,19 @@ def parse(data: bytes) -> dict[str, str]:
         if equals and name in KEYS:
             found[name] = value[:_MAX_VALUE]
     return found
+
+
+def _link(path: str) -> None:
+    """The socket once more, in a folder of its own: a container has that folder mounted, not all of the run folder, and
+    sees the next keeper's socket there too."""
+    run, name = os.path.split(path)
+    folder = f"{run}/{NOTIFY_FOLDER}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+    os.chmod(folder, 0o755)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{folder}/{name}")
+    os.link(path, f"{folder}/{name}")
 
 
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:

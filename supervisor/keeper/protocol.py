@@ -69,6 +69,8 @@ CONTROL_SOCKET = "keeper-control.sock"
 JOB_SOCKET = "keeper.sock"
 NOTIFY_SOCKET = "notify.sock"
 """0666, SOCK_DGRAM: sd_notify(3) (notify.py)."""
+NOTIFY_FOLDER = "notify"
+"""In the run folder: the notify socket once more, and nothing else, for mount namespaces."""
 LOCKS_FILE = "locks.json"
 """In the run folder, written by the supervisor at its start: {"<gpu index>": {"path": …}}. By it `lock run --path FILE`
 knows that FILE is the lock of a configured GPU."""
