@@ -19,8 +19,8 @@ help: ## this list
 demo: .venv/.runtime ## three supervisors on this machine, one of them killed, a take-over; needs no root
 	@$(BIN)/gpuward demo
 
-test: .venv/.dev ## all tests, with a real etcd
-	@tools/install-etcd.sh
+test: .venv/.dev ## all tests, with a real etcd, a real Docker engine and podman
+	@tools/install-containers.sh & tools/install-etcd.sh; etcd=$$?; wait $$! && exit $$etcd
 	$(BIN)/pytest -n 2
 
 check: .venv/.dev ## format, lint, types, import rules

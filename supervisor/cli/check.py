@@ -13,7 +13,8 @@ from rich.text import Text
 from election.timing import Timing
 from supervisor.cli.exits import BAD_CONFIG
 from supervisor.cli.output import console, plain
-from supervisor.config.loading import ConfigErrors, load, warnings
+from supervisor.config import engines
+from supervisor.config.loading import ConfigErrors, Problem, load, warnings
 from supervisor.config.schema import Config, Service
 
 TIMES = {
@@ -30,6 +31,7 @@ def check(path: Path, *, as_json: bool) -> int:
     """Prints what the configuration says, or every problem of it; 0 or 78."""
     try:
         config = load(path)
+        told = warnings(config) + _of_containers(path, config)
     except ConfigErrors as errors:
         if as_json:
             print(json.dumps({"ok": False, "problems": [asdict(problem) for problem in errors.problems]}))
@@ -38,10 +40,24 @@ def check(path: Path, *, as_json: bool) -> int:
                 print(problem, file=sys.stderr)
         return BAD_CONFIG
     if as_json:
-        print(json.dumps({"ok": True, **_report(config), "warnings": warnings(config)}))
+        print(json.dumps({"ok": True, **_report(config), "warnings": told}))
     else:
-        _print(path, config)
+        _print(path, config, told)
     return 0
+
+
+def _of_containers(path: Path, config: Config) -> list[str]:
+    """Warnings of what their engines say now. Raises ConfigErrors where an engine is set up so that none can run."""
+    found = engines.troubles(config)
+    where = {name: f"services.{name}.container" for name in found}
+    problems = [
+        Problem(str(path), None, where[name], "an engine that cannot", "one that keeps it in its cgroup", trouble.why)
+        for name, trouble in found.items()
+        if trouble.lasting
+    ]
+    if problems:
+        raise ConfigErrors(problems)
+    return [f"{where[name]}: {trouble.why}: it fails until then" for name, trouble in found.items()]
 
 
 def _report(config: Config) -> dict[str, Any]:
@@ -59,14 +75,14 @@ def _report(config: Config) -> dict[str, Any]:
     }
 
 
-def _print(path: Path, config: Config) -> None:
+def _print(path: Path, config: Config, told: list[str]) -> None:
     out = console()
     out.print(f"{path}: cluster {config.cluster}, node {config.node}, store {config.election.store}", markup=False)
     out.print(_timing_table(config.election.timing))
     out.print(Text(f"never two: {config.election.timing.sum()}"), soft_wrap=True)
     if config.services:
         out.print(_service_table(config.services))
-    for warning in warnings(config):
+    for warning in told:
         out.print(Text(f"warning: {plain(warning)}", style="yellow"), soft_wrap=True)
     out.print("the configuration is valid", style="green")
 
@@ -83,5 +99,5 @@ def _service_table(services: dict[str, Service]) -> Table:
     table = Table("service", "user", "gpu", "lock", "program", box=box.SIMPLE)
     for name, service in services.items():
         gpu = "–" if service.gpu is None else str(service.gpu)
-        table.add_row(name, str(service.user), gpu, service.lock or "–", Text(plain(service.command[0])))
+        table.add_row(name, str(service.user), gpu, service.lock or "–", Text(plain(service.program)))
     return table

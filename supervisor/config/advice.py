@@ -26,9 +26,9 @@ def _of_service(service: Service) -> list[str]:
     found = []
     if service.account.uid == 0:
         found.append("user: root: a fault in this service can take the whole machine; name a user of its own")
-    if not _exists(service):
+    if service.container is None and not _exists(service):
         found.append(f"command: {service.command[0]!r} is not an executable file here, so it cannot start")
-    if not service.cwd.is_dir():
+    if service.container is None and not service.cwd.is_dir():
         found.append(f"cwd: {service.cwd} is not a folder here, so it cannot start")
     if service.env_file is not None and not service.env_file.is_file():
         found.append(f"env_file: {service.env_file} is not a file here, so it cannot start")

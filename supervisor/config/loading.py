@@ -20,7 +20,7 @@ __all__ = ["ConfigErrors", "Problem", "load", "load_reach", "warnings"]
 ANOTHER = "name another with --config"
 FOLDER = "services.d"
 """Beside the main file; every *.yml in it adds services."""
-SECRET = re.compile(r"pass|secret|token|credential|auth|(^|[-_])key|^env|^command$", re.IGNORECASE)
+SECRET = re.compile(r"pass|secret|token|credential|auth|(^|[-_])key|^env|^(command|args|options)$", re.IGNORECASE)
 """Names of keys whose values no message shows. Commands have secrets among their options."""
 KINDS = {
     "string_type": "a text",
@@ -166,12 +166,23 @@ def _services_of(part: Document) -> dict[str, Any]:
 def _as_written(services: dict[str, Any], document: Document) -> None:
     """Words of commands and values of variables are texts: `[sleep, 60]` and `PORT: 080` mean what is written."""
     for name, service in services.items():
-        for section in ("command", "env") if isinstance(service, dict) else ():
-            values = service.get(section)
-            keys = range(len(values)) if isinstance(values, list) else list(values) if isinstance(values, dict) else []
-            for key in keys:
-                if isinstance(values[key], bool | int | float):
-                    values[key] = document.source["services", name, section, key]
+        if isinstance(service, dict):
+            container = service.get("container")
+            for where, values in (
+                *(((section,), service.get(section)) for section in ("command", "env")),
+                *(
+                    (("container", section), container.get(section) if isinstance(container, dict) else None)
+                    for section in ("args", "options")
+                ),
+            ):
+                _texts(("services", name, *where), values, document)
+
+
+def _texts(where: Where, values: Any, document: Document) -> None:
+    keys = range(len(values)) if isinstance(values, list) else list(values) if isinstance(values, dict) else []
+    for key in keys:
+        if isinstance(values[key], bool | int | float):
+            values[key] = document.source[*where, key]
 
 
 def _translated(merged: _Merged, details: ErrorDetails) -> Problem:

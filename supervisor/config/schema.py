@@ -3,6 +3,7 @@
 Times are seconds (float). A key that is not here is refused: a misspelt one must not be taken for a default.
 """
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from election.timing import CLOCK_ERROR, SHORTEST_TTL, Timing, TimingError
+from supervisor.config import options
 from supervisor.config.accounts import Account, account, group_id
+from supervisor.config.elsewhere import lives_elsewhere
 from supervisor.config.problems import wrong
 from supervisor.config.values import (
     MAX_SOCKET_PATH,
@@ -50,13 +53,7 @@ SET_BY_GPUWARD = (
     "WATCHDOG_PID",
 )
 """Environment variables of a service that the configuration cannot set."""
-LIVES_ELSEWHERE = {
-    "docker": "the container would run below dockerd",
-    "podman": "the container would run in a cgroup of its own",
-    "systemctl": "the unit would run below systemd",
-    "systemd-run": "the unit would run below systemd",
-}
-"""Commands whose processes end up outside the service's cgroup, with the reason."""
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@-]*")
 
 
 class Section(BaseModel):
@@ -245,10 +242,50 @@ class Readiness(Section):
         return self
 
 
+class Container(Section):
+    """A container that docker or podman starts below the service's cgroup."""
+
+    runtime: Literal["docker", "podman"]
+    image: Word
+    args: Annotated[tuple[Word, ...], BeforeValidator(as_tuple)] = ()
+    """Its command line, after the image."""
+    options: Annotated[tuple[Word, ...], BeforeValidator(as_tuple)] = ()
+    """More options of the runtime's `run`, each --NAME or --NAME=VALUE."""
+    program: AbsolutePath | None = None
+    """The runtime's client; None: as found on PATH."""
+    socket: AbsolutePath = Path("/run/docker.sock")
+    """Of the Docker engine; podman has none."""
+
+    @field_validator("runtime")
+    @classmethod
+    def _podman_is_roots(cls, value: str) -> str:
+        if value == "podman" and os.geteuid() != 0:
+            raise wrong("docker, or gpuward run by root", hint="a rootless podman cannot run a container as `user`")
+        return value
+
+    @field_validator("image")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not IMAGE.fullmatch(value):
+            raise wrong("the name of an image, such as registry.example/vllm:0.9")
+        return value
+
+    @field_validator("options")
+    @classmethod
+    def _leave_the_guarantees_alone(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for option in value:
+            if trouble := options.trouble(option):
+                raise wrong("options that gpuward does not set or forbid", found=trouble[0], hint=trouble[1])
+        return value
+
+
 class Service(Section):
     """A process tree that gpuward starts, watches and repairs."""
 
-    command: Annotated[tuple[Word, ...], BeforeValidator(as_tuple), Field(min_length=1)]
+    container: Container | None = None
+    """In place of `command`."""
+    command: Annotated[tuple[Word, ...], BeforeValidator(as_tuple)] = ()
+    """Of a container: the name of its runtime alone."""
     env: dict[str, Word] = {}
     env_file: AbsolutePath | None = None
     user: User
@@ -278,19 +315,29 @@ class Service(Section):
 
     @field_validator("command")
     @classmethod
-    def _stays_in_its_cgroup(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        program = value[0].rpartition("/")[2]
-        if not program:
+    def _stays_in_its_cgroup(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        container: Container | None = info.data.get("container")
+        if "container" not in info.data:  # it is wrong itself
+            return value
+        if container is not None:
+            if value:
+                raise wrong("no `command` beside `container`", found="both", hint="its words are container.args")
+            return (container.runtime,)
+        if not value:
+            raise wrong("this key", found="nothing", hint="it is required, unless there is a `container`")
+        if not value[0].rpartition("/")[2]:
             raise wrong("a program as first word", found="an empty word" if not value[0] else "a folder")
-        if program in LIVES_ELSEWHERE:
-            why = f"{LIVES_ELSEWHERE[program]}, where gpuward can neither watch nor end it; name the program itself"
+        if elsewhere := lives_elsewhere(value):
+            program, why = elsewhere
             raise wrong("a command whose processes stay in the service's cgroup", found=program, hint=why)
         return value
 
     @field_validator("env")
     @classmethod
-    def _names_are_free(cls, value: dict[str, str]) -> dict[str, str]:
+    def _names_are_free(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         for name in value:
+            if info.data.get("container") is not None and "\n" in value[name]:
+                raise wrong("values of one line", found=name, hint="a container is given its variables by lines")
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise wrong("names of letters, digits and _", found="another kind of name (not shown)")
             if name in SET_BY_GPUWARD:
@@ -312,6 +359,8 @@ class Service(Section):
             raise wrong("no `lock` where no `gpu` is", hint="name the gpu, or leave lock out")
         if isinstance(gpu, int) and value is None:
             raise wrong("lock: on-demand or lock: lifetime", hint="it must be chosen where gpu is set")
+        if value == "on-demand" and info.data.get("container") is not None:
+            raise wrong("lock: lifetime", hint="`gpuward lock run` does not reach the keeper from inside a container")
         return value
 
     @field_validator("gpu_fd")
@@ -327,6 +376,11 @@ class Service(Section):
         if value is not None and info.data.get("gpu", "unknown") is None:
             raise wrong("no `max_hold` where no `gpu` is")
         return value
+
+    @property
+    def program(self) -> str:
+        """What it runs, for people: its program, or its image."""
+        return self.command[0] if self.container is None else self.container.image
 
     @property
     def needs_gpu_fd(self) -> bool:

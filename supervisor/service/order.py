@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from supervisor.config import engines
 from supervisor.config.schema import Service
-from supervisor.keeper.protocol import NOTIFY_SOCKET
+from supervisor.gpu.driver import GpuFacts
+from supervisor.keeper.protocol import NOTIFY_FOLDER, NOTIFY_SOCKET
+from supervisor.service import container
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What a service gets as PATH unless it sets its own: Debian's for root, without anything of this process."""
@@ -33,18 +36,68 @@ class Surroundings:
     log: Path
 
 
-def make_order(name: str, spec: Service, where: Surroundings, *, token: int, uuid: str | None) -> dict[str, Any]:
-    """The fields of a `start` request, `lock` aside. Raises OrderError. Blocks: call it in a thread."""
+def make_order(
+    name: str, spec: Service, where: Surroundings, *, token: int, gpu: GpuFacts | None, parent: str | None
+) -> dict[str, Any]:
+    """The fields of a `start` request, `lock` aside. `parent`: the node's fenced parent, None in weak containment.
+
+    Raises OrderError. Blocks: call it in a thread.
+    """
     try:
         account = spec.account
     except KeyError:
         raise OrderError(f"user {spec.user!r} is not known to this machine") from None
+    order = {"token": token, "service": name, "log": str(where.log / f"{name}.log")}
+    told = _told(name, spec, where, token, gpu)
+    if spec.container is not None:
+        if parent is None:
+            raise OrderError("a container needs cgroup v2, and this node has only process groups")
+        place = container.Place(name, where.node, where.run, parent, token, account, gpu)
+        return order | _of_container(spec, place, told)
     env = {"PATH": PATH, "HOME": account.home, "USER": account.name, "LOGNAME": account.name, "LANG": "C.UTF-8"}
-    env |= spec.env
-    if spec.env_file is not None:
-        env |= read_env_file(spec.env_file)
-    if uuid is not None:
-        env["CUDA_VISIBLE_DEVICES"] = uuid
+    return order | {
+        "argv": list(spec.command),
+        "env": env | _configured(spec) | told,
+        "cwd": str(spec.cwd),
+        "uid": account.uid,
+        "gid": account.gid,
+        "groups": list(account.groups),
+    }
+
+
+def _of_container(spec: Service, place: container.Place, told: dict[str, str]) -> dict[str, Any]:
+    """The client runs as the keeper does, the container as the service's user."""
+    assert spec.container is not None
+    client = engines.client(spec.container)
+    if client is None:
+        raise OrderError(engines.missing(spec.container))
+    inside = told | {"NOTIFY_SOCKET": str(place.run / NOTIFY_FOLDER / NOTIFY_SOCKET)}
+    try:
+        container.write_env_file(container.env_file(place.run, place.name), _configured(spec) | inside)
+    except container.ContainerError as error:
+        raise OrderError(str(error)) from None
+    except OSError as error:
+        raise OrderError(f"its variables cannot be written: {error}") from None
+    container.tidy_v1(place.parent, place.token)
+    cwd = spec.cwd if "cwd" in spec.model_fields_set else None
+    own = {name: value for name, value in told.items() if name.startswith("GPUWARD_")}
+    return {
+        "argv": [*client, *container.run_words(spec.container, place, cwd)],
+        "env": engines.CLIENT_ENV | own,
+        "cwd": "/",
+        "uid": None,
+        "gid": None,
+        "groups": [],
+    }
+
+
+def _configured(spec: Service) -> dict[str, str]:
+    return dict(spec.env) if spec.env_file is None else spec.env | read_env_file(spec.env_file)
+
+
+def _told(name: str, spec: Service, where: Surroundings, token: int, gpu: GpuFacts | None) -> dict[str, str]:
+    """What gpuward tells it; wins over what is configured."""
+    env = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu.uuid}
     env |= {
         "GPUWARD_NODE": where.node,
         "GPUWARD_SERVICE": name,
@@ -54,17 +107,7 @@ def make_order(name: str, spec: Service, where: Surroundings, *, token: int, uui
     }
     if spec.heartbeat is not None:
         env["WATCHDOG_USEC"] = str(round(spec.heartbeat * 1e6))
-    return {
-        "token": token,
-        "service": name,
-        "argv": list(spec.command),
-        "env": env,
-        "cwd": str(spec.cwd),
-        "uid": account.uid,
-        "gid": account.gid,
-        "groups": list(account.groups),
-        "log": str(where.log / f"{name}.log"),
-    }
+    return env
 
 
 def read_env_file(file: Path) -> dict[str, str]:

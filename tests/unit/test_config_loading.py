@@ -18,7 +18,8 @@ def test_every_error_is_told_at_once_with_file_line_and_path(tmp_path: Path) -> 
     assert found == [
         f"{file}:1: cluster: found 'PROD', expected 1 to 63 of a-z, 0-9 and -",
         f"{file}:4: election.store: found 'x', expected 'etcd' or 'local'",
-        f"{file}:8: services.trainer.command: found nothing, expected this key (it is required)",
+        f"{file}:8: services.trainer.command: found nothing, expected this key "
+        "(it is required, unless there is a `container`)",
         f"{file}:9: services.trainer.comand: found an unknown key, expected a known one (did you mean command?)",
         f"{file}:11: services.trainer.gpu: found 7, expected 0 to 0 (gpu.simulated.count is 1)",
     ]
