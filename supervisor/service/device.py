@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from election.clock import Clock
+from supervisor import proc
 from supervisor.gpu.driver import DriverError, GpuDriver, GpuFacts, GpuVerdict
 
 CLEAR_WAIT = 10.0
@@ -56,9 +57,18 @@ async def device_clear(
             what = f"still lists {left}" if left else f"does not say who is on it ({now.why})"
             return f"GPU {gpu.index}: the driver {what}, {CLEAR_WAIT:g} s after their end"
         await asyncio.sleep(LOOK_EVERY)
-    if rules.may_reset and not now.pids and (rules.after_kill or now.verdict.wants_reset):
-        await _reset(driver, gpu, clock, tell)
+    if rules.may_reset and (rules.after_kill or now.verdict.wants_reset):
+        if now.pids:
+            tell(f"GPU {gpu.index}: not reset: {', '.join(map(_named, sorted(now.pids)))} is on it")
+        else:
+            await _reset(driver, gpu, clock, tell)
     return None
+
+
+def _named(pid: int) -> str:
+    """With its command, unless the driver lists what does not exist."""
+    found = proc.stat(pid)
+    return f"{pid} ({'no such process' if found is None else found.comm})"
 
 
 async def _reset(driver: GpuDriver, gpu: GpuFacts, clock: Clock, tell: Callable[[str], None]) -> None:
