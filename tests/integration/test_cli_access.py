@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bed.nodes import Make, NodeBed
+from tests.bed.nodes import LONG_TTL, Make, NodeBed
 
 NOBODY = 65534
 ADMINS, CALLERS = 54321, 54322
@@ -25,7 +25,7 @@ def node(make_node: Make) -> Iterator[NodeBed]:
     """It leads, with a service of another user, in a folder that anybody may search."""
     folder = Path(tempfile.mkdtemp(prefix="gpuward-access-"))
     folder.chmod(0o755)
-    made = make_node(folder=str(folder / "n1"))
+    made = make_node(folder=str(folder / "n1"), ttl=LONG_TTL).after_an_orderly_end()
     made.config |= {"admin_group": ADMINS, "group": CALLERS}
     made.add_service("other", "sleep", "1000", user=NOBODY)
     try:

@@ -15,7 +15,7 @@ import pytest
 from supervisor import flock, mutex
 from supervisor.cgroup import mount_point
 from supervisor.mutex import MutexUnsafe, create, remove_stale, take_path
-from tests.bed.nodes import Make, NodeBed
+from tests.bed.nodes import LONG_TTL, Make, NodeBed
 
 SLEEPER = ("sleep", "1000")
 DEEP = b"[" * 4000
@@ -145,7 +145,7 @@ def mounted(folder: Path, size: str = "64k") -> Iterator[None]:
 
 
 def test_a_node_repairs_a_lock_that_became_a_folder_and_leads_again_later(make_node: Make) -> None:
-    node = make_node().after_an_orderly_end()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.add_service("one", *SLEEPER)
     node.start().until_leading()
     lock = node.run / "gpu-0.lock"
@@ -161,7 +161,7 @@ def test_a_node_repairs_a_lock_that_became_a_folder_and_leads_again_later(make_n
 
 
 def test_a_node_starts_on_files_that_are_nested_too_deeply(make_node: Make) -> None:
-    node = make_node().after_an_orderly_end()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.add_service("one", *SLEEPER)
     files = ["run/run-id", "run/parent.json", "run/stay-out.json", "run/term.json", "run/keeper.json"]
     files += ["run/gpu-0.lock", "run/services/one.json", "state/journal.json", "state/floor.json"]
@@ -187,7 +187,7 @@ def test_a_killed_node_starts_again_in_a_full_run_folder_and_says_so(make_node: 
             (node.run / name).unlink()
         fill(node.run)
         node.start()
-        node.until_leading(30)
+        node.until_leading()
         told = alarms(node, "disk")
         for name in ("locks.json", "run-id"):
             assert any(f"{name} could not be written (No space left" in text for text in told), told
@@ -209,7 +209,7 @@ def fill(folder: Path) -> None:
 
 @pytest.mark.parametrize("inner_first", [True, False], ids=["inner first", "outer first"])
 def test_a_node_does_not_start_in_a_cgroup_around_or_inside_another_nodes(make_node: Make, inner_first: bool) -> None:
-    outer, inner = make_node("n1").after_an_orderly_end(), make_node("n2")
+    outer, inner = make_node("n1", ttl=LONG_TTL).after_an_orderly_end(), make_node("n2", ttl=LONG_TTL)
     outer.config["cgroup"], inner.config["cgroup"] = outer.cgroup.strip("/"), f"{outer.cgroup.strip('/')}/deep/n2"
     first, second = (inner, outer) if inner_first else (outer, inner)
     first.add_service("one", *SLEEPER)
@@ -227,7 +227,7 @@ def test_a_node_does_not_start_in_a_cgroup_around_or_inside_another_nodes(make_n
 
 
 def test_a_keeper_whose_supervisor_was_killed_keeps_other_nodes_out_of_the_cgroups_around_it(make_node: Make) -> None:
-    inner, outer = make_node("n2").after_an_orderly_end(), make_node("n1")
+    inner, outer = make_node("n2", ttl=LONG_TTL).after_an_orderly_end(), make_node("n1", ttl=LONG_TTL)
     outer.config["cgroup"], inner.config["cgroup"] = outer.cgroup.strip("/"), f"{outer.cgroup.strip('/')}/n2"
     inner.start().until_leading()
     keeper = inner.keeper()
@@ -238,7 +238,7 @@ def test_a_keeper_whose_supervisor_was_killed_keeps_other_nodes_out_of_the_cgrou
 
 
 def test_a_node_whose_cgroup_moved_into_its_earlier_one_still_starts(make_node: Make) -> None:
-    node = make_node().after_an_orderly_end()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.config["cgroup"] = node.cgroup.strip("/")
     node.start().until_leading()
     node.kill()

@@ -15,44 +15,46 @@ import pytest
 
 from supervisor.cgroup import Group
 from supervisor.demo.etcd_cluster import EtcdCluster
-from tests.bed.nodes import TTL, Make, NodeBed, free_port, gone
+from supervisor.service.hand import ORDER_LIMIT
+from tests.bed.nodes import LONG_TTL, TTL, Make, NodeBed, free_port, gone
 
 SLEEPER = ("sleep", "1000")
-SWITCH = TTL - 0.5
-"""Seconds after the last refresh by which nothing may run any more (election.timing, TTL 6)."""
 
 
-def _lock_run(node: NodeBed, *command: str) -> "subprocess.Popen[bytes]":
+@contextlib.contextmanager
+def _lock_run(node: NodeBed, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
     words = [sys.executable, "-m", "supervisor.entry", "lock", "run", "--run-dir", str(node.run), *command]
-    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
 
 
-def test_with_a_hung_keeper_and_no_store_everything_is_gone_before_the_switch(make_node: Make) -> None:
+def test_with_a_hung_keeper_and_no_store_everything_is_gone_before_anybody_else_may_claim(make_node: Make) -> None:
     """Rule 16: the supervisor fences on the same schedule by itself; it waits for no answer of a keeper that hangs."""
     with EtcdCluster(1) as etcd:
         node = make_node(store="etcd", etcd={"endpoints": etcd.endpoints})
         node.add_service("one", "sh", "-c", "trap '' TERM; while :; do sleep 1; done", stop_timeout="60s")
         service = node.start().until_leading()["services"][0]["pid"]
-        job = _lock_run(node, "--gpu", "0", "--", "sleep", "1000")
-        node.until(lambda: (s := node.status()) and s["gpus"][0]["lock"]["holder"])
-        keeper = node.keeper()
-        os.kill(keeper, signal.SIGSTOP)
-        etcd.stop(0)
-        cut = time.monotonic()
-        try:
-            node.until(lambda: gone(service) and gone(job.pid), within=SWITCH + 0.2)
-            assert time.monotonic() - cut <= SWITCH
-        finally:
-            etcd.cont(0)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(keeper, signal.SIGCONT)
-            job.kill()
-            job.communicate()
+        with _lock_run(node, "--gpu", "0", "--", "sleep", "1000") as job:
+            node.until(lambda: (s := node.status()) and s["gpus"][0]["lock"]["holder"])
+            keeper = node.keeper()
+            os.kill(keeper, signal.SIGSTOP)
+            etcd.stop(0)
+            cut = time.monotonic()
+            try:
+                node.until(lambda: gone(service) and gone(job.pid))
+                assert time.monotonic() - cut < TTL
+            finally:
+                etcd.cont(0)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(keeper, signal.SIGCONT)
 
 
 def test_a_supervisor_without_a_free_file_descriptor_kills_no_healthy_service(make_node: Make) -> None:
     """What cannot be read is unknown, and unknown never kills."""
-    node = make_node(ttl=30).after_an_orderly_end()  # without descriptors for 2.5 s the lock is not lost, by 2.5 s more
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()  # not so soon is its lock lost for want of descriptors
     node.add_service("one", *SLEEPER)
     service = node.start().until_leading()["services"][0]["pid"]
     assert node.process is not None
@@ -62,13 +64,13 @@ def test_a_supervisor_without_a_free_file_descriptor_kills_no_healthy_service(ma
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (in_use + 1, before[1]))
     time.sleep(2.5)  # two rounds and more: what must not happen has no event
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    assert not gone(service)
+    assert not gone(service), node.output()
 
 
 def test_many_idle_connections_leave_the_supervisor_its_file_descriptors(make_node: Make) -> None:
     import socket
 
-    node = make_node()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.add_service("one", *SLEEPER)
     service = node.start().until_leading()["services"][0]["pid"]
     host, port = node.config["api"]["listen"].split(":")
@@ -99,7 +101,7 @@ def test_a_second_supervisor_with_the_same_cgroup_refuses_and_touches_nothing(ma
 
 def test_a_second_supervisor_with_the_same_state_folder_refuses(make_node: Make) -> None:
     """The journal says which terms are this node's own: two nodes with one journal would each take the other's."""
-    node, other = make_node("n1"), make_node("n2")
+    node, other = make_node("n1", ttl=LONG_TTL).after_an_orderly_end(), make_node("n2")
     node.start().until_leading()
     other.config["paths"]["state"] = node.config["paths"]["state"]
     other.start()
@@ -121,7 +123,7 @@ def test_a_state_folder_handed_to_another_node_lets_it_take_nothing_early(make_n
 
 
 def test_what_an_earlier_run_left_is_ended_also_if_its_cgroup_was_changed_meanwhile(make_node: Make) -> None:
-    node = make_node()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.add_service("one", *SLEEPER)
     service = node.start().until_leading()["services"][0]["pid"]
     keeper = node.keeper()
@@ -133,7 +135,7 @@ def test_what_an_earlier_run_left_is_ended_also_if_its_cgroup_was_changed_meanwh
 
 
 def test_the_keeper_of_an_earlier_run_is_replaced_if_the_cgroup_was_changed(make_node: Make) -> None:
-    node = make_node()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.add_service("one", *SLEEPER)
     first = node.start().until_leading()
     node.kill()
@@ -150,7 +152,7 @@ def test_a_node_whose_run_folder_was_deleted_comes_back_after_a_crash(make_node:
     node.run.rename(node.run.with_name("gone"))
     node.kill()
     node.start()
-    second = node.until_leading(within=5 * TTL)
+    second = node.until_leading()
     assert second["term"]["token"] > first["term"]["token"]
     assert gone(first["services"][0]["pid"])
 
@@ -165,7 +167,7 @@ def test_a_run_folder_in_which_nothing_can_be_written_is_told_in_one_line(make_n
 
 
 def test_a_folder_in_place_of_the_run_id_is_no_obstacle(make_node: Make) -> None:
-    node = make_node()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     (node.run / "run-id").mkdir(parents=True)
     node.start().until_leading()
 
@@ -212,8 +214,8 @@ def test_a_gpu_that_is_not_configured_is_a_usage_error_whoever_leads(make_node: 
     """A caller that tries again on 75 would go on for ever on a misspelt index."""
     node = make_node()
     node.start().until(node.status)
-    refused = _lock_run(node, "--gpu", "7", "--", "true")
-    assert b"no-such-gpu" in refused.communicate()[1]
+    with _lock_run(node, "--gpu", "7", "--", "true") as refused:
+        assert b"no-such-gpu" in refused.communicate()[1]
     assert refused.returncode == 64
 
 
@@ -258,7 +260,7 @@ def test_a_node_whose_timers_were_too_late_for_its_ttl_claims_nothing_and_says_s
         time.sleep(0.6)
         os.kill(keeper, signal.SIGCONT)
         time.sleep(1.1)  # a keeper that was just woken for something else measures at its next timer
-        return [why for why in (node.status() or {})["unfit_because"] if "tick 0." in why]
+        return [why for why in (node.status() or {})["unfit_because"] if "tick " in why]
 
     why = node.until(slow)[0]
     assert "must not exceed TTL 6" in why
@@ -271,7 +273,7 @@ def test_a_node_whose_timers_were_too_late_for_its_ttl_claims_nothing_and_says_s
 @pytest.mark.parametrize("after", [0.0, 2.5], ids=["at-once", "after-2.5-s"])
 def test_a_supervisor_that_comes_back_to_a_hung_keeper_replaces_it_and_never_two(make_node: Make, after: float) -> None:
     """Rule 16: a keeper that hangs carries out no switch, so whoever comes back must not wait for it."""
-    node, standby = make_node("n1"), make_node("n2")
+    node, standby = make_node("n1", ttl=LONG_TTL), make_node("n2", ttl=LONG_TTL)
     for bed in (node, standby):
         bed.add_service("one", *SLEEPER)
     node.after_an_orderly_end().start().until_leading()
@@ -288,7 +290,7 @@ def test_a_supervisor_that_comes_back_to_a_hung_keeper_replaces_it_and_never_two
             both.append(time.monotonic())
         return gone(keeper) and (node.leads() or standby.leads())
 
-    node.until(one_leads_with_a_healthy_keeper, within=3 * TTL)
+    node.until(one_leads_with_a_healthy_keeper)
     for _ in range(50):
         one_leads_with_a_healthy_keeper()
         time.sleep(0.02)
@@ -296,7 +298,7 @@ def test_a_supervisor_that_comes_back_to_a_hung_keeper_replaces_it_and_never_two
 
 
 def test_a_node_that_stands_down_beside_a_hung_keeper_leads_again_after_its_start(make_node: Make) -> None:
-    node = make_node().after_an_orderly_end()
+    node = make_node().after_an_orderly_end()  # it waits its term out
     node.add_service("one", *SLEEPER)
     node.start().until_leading()
     keeper = node.keeper()
@@ -310,7 +312,7 @@ def test_a_node_that_stands_down_beside_a_hung_keeper_leads_again_after_its_star
 @pytest.mark.parametrize("what", ["log", "env_file"])
 def test_one_service_whose_files_are_fifos_fails_alone_and_at_once(make_node: Make, what: str) -> None:
     """A service that cannot be started never fails a take-over, and does not delay it."""
-    node = make_node().after_an_orderly_end()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.add_service("fine", *SLEEPER)
     node.add_service("odd", *SLEEPER, restart={"backoff": ["1m"]})
     fifo = node.folder / "log" / "odd.log" if what == "log" else node.folder / "odd.env"
@@ -324,14 +326,14 @@ def test_one_service_whose_files_are_fifos_fails_alone_and_at_once(make_node: Ma
         return {row["name"]: row["state"] for row in (node.status() or {"services": []})["services"]}
 
     node.until(lambda: node.leads() and states() == {"fine": "running", "odd": "backoff"})
-    assert (node.status() or {})["takeovers"][0]["work_s"] < 2
+    assert (node.status() or {})["takeovers"][0]["work_s"] < ORDER_LIMIT
     why = next(row["why"] for row in (node.status() or {})["services"] if row["name"] == "odd")
     assert "No such device" in why or "not a regular file" in why
 
 
 def test_with_a_full_state_folder_a_node_leads_all_the_same_and_says_so_once(make_node: Make, small_disk: Path) -> None:
     """mikopbx 1051: it runs on in memory, and tells."""
-    node = make_node().after_an_orderly_end()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.config["paths"]["state"] = str(small_disk)
     node.add_service("one", *SLEEPER)
     with contextlib.suppress(OSError), (small_disk / "filling").open("wb") as filling:
@@ -355,7 +357,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_keeper_has_real_time_priority_and_its_services_have_not(make_node: Make) -> None:
-    node = make_node().after_an_orderly_end()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
     node.add_service("one", *SLEEPER)
     status = node.start().until_leading()
     if os.sched_getscheduler(status["keeper"]["pid"]) != os.SCHED_RR | os.SCHED_RESET_ON_FORK:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.bed.nodes import Make, NodeBed, free_port, gone
+from supervisor.watchdog.round import TERM_WAIT
+from tests.bed.nodes import LONG_TTL, Make, NodeBed, free_port, gone
 
 ROOT = Path(__file__).parents[2]
 SAYS = "import sys, time; sys.path.insert(0, {root!r}); from supervisor.notify import *; {script}"
@@ -40,6 +41,7 @@ def row(node: NodeBed, name: str = "one") -> dict[str, Any]:
 
 
 def leads(node: NodeBed) -> NodeBed:
+    node.config["election"]["ttl"] = LONG_TTL
     node.after_an_orderly_end().start().until(node.leads)
     return node
 
@@ -77,24 +79,33 @@ def test_a_service_that_is_not_ready_in_time_has_failed_and_one_that_asks_for_mo
     make_node: Make,
 ) -> None:
     node = make_node()
-    late = {"readiness": {"notify": True, "timeout": "1s"}, "restart": {"backoff": ["1m"]}}
-    node.add_service("never", "sleep", "1000", **late)
-    more = "notify('EXTEND_TIMEOUT_USEC=60000000'); time.sleep(2); ready(); time.sleep(1000)"
-    node.add_service("more", *says(more), **late)
+    go, late = node.folder / "go", {"restart": {"backoff": ["1h"]}}
+    node.add_service("never", "sleep", "1000", readiness={"notify": True, "timeout": "6s"}, **late)
+    more = (
+        "import os\nnotify('EXTEND_TIMEOUT_USEC=600000000')\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.02)\nready(); time.sleep(1000)"
+    )
+    node.add_service("more", *says(f"exec({more!r})"), readiness={"notify": True, "timeout": "5s"}, **late)
     leads(node)
     node.until(lambda: row(node, "never")["state"] == "backoff")
-    assert "not ready within 1 s" in row(node, "never")["why"]
+    assert "not ready within 6 s" in row(node, "never")["why"]
+    assert row(node, "more")["state"] == "starting"
+    go.touch()
     node.until(lambda: row(node, "more")["state"] == "running")
     assert row(node, "more")["restarts"] == 0
 
 
 def test_a_service_is_ready_once_its_port_accepts_connections(make_node: Make) -> None:
     node = make_node()
-    port = free_port()
-    script = f"import socket; time.sleep(0.5); s = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
-    node.add_service("one", *says(script), readiness={"tcp": f"127.0.0.1:{port}"})
+    port, go = free_port(), node.folder / "go"
+    script = (
+        f"import os, socket\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        f"s = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
+    )
+    node.add_service("one", *says(f"exec({script!r})"), readiness={"tcp": f"127.0.0.1:{port}"})
     leads(node)
     node.until(lambda: row(node)["why"].startswith("not ready: "))
+    go.touch()
     node.until(lambda: row(node)["state"] == "running")
 
 
@@ -108,7 +119,7 @@ def test_a_model_that_is_no_longer_served_makes_its_service_unready_and_kills_no
     node.until(lambda: row(node)["state"] == "running")
     pid = row(node)["pid"]
     model.write_text("other")
-    node.until(lambda: row(node)["state"] == "unready", within=15)
+    node.until(lambda: row(node)["state"] == "unready")
     assert "model llama is not served, but other" in row(node)["why"]
     assert node.get("/health")[0] == 503
     model.write_text("llama")
@@ -188,11 +199,20 @@ def test_a_gpu_section_without_an_end_is_ended_by_sigterm_and_then_sigkill(make_
     node.add_service("one", *says(stuck), max_gpu_section="1s", restart={"backoff": ["1m"]})
     leads(node)
     first = node.until(lambda: row(node)["pid"])
-    node.until(lambda: row(node)["state"] == "stopping", within=15)
-    asked = time.monotonic()
+    asked = 0.0
+
+    def stopping() -> bool:
+        nonlocal asked
+        before = time.monotonic()
+        if row(node)["state"] == "stopping":
+            return True
+        asked = before
+        return False
+
+    node.until(stopping)
     assert "long-section: GPU section of" in row(node)["why"]
-    node.until(lambda: gone(first), within=15)
-    assert 9 <= time.monotonic() - asked <= 12
+    node.until(lambda: gone(first))
+    assert time.monotonic() - asked >= TERM_WAIT
 
 
 def test_a_section_that_ends_and_one_of_a_process_that_has_gone_are_no_fault(make_node: Make) -> None:
@@ -202,22 +222,22 @@ def test_a_section_that_ends_and_one_of_a_process_that_has_gone_are_no_fault(mak
         f"import subprocess; subprocess.run([sys.executable, '-c', {gone_in_it!r}])\n"
         "while True:\n with gpu_section():\n  with gpu_section(): time.sleep(0.3)\n time.sleep(0.05)"
     )
-    node.add_service("one", *says(f"exec({script!r})"), max_gpu_section="800ms")
+    node.add_service("one", *says(f"exec({script!r})"), max_gpu_section="3s")
     leads(node)
     pid = node.until(lambda: row(node)["state"] == "running" and row(node)["pid"])
-    time.sleep(4)  # four rounds of the watchdog
+    time.sleep(6)  # a section of one that has gone would be too long by now; and some rounds of the watchdog
     assert row(node)["pid"] == pid
 
 
 def test_a_service_whose_heartbeats_stop_is_restarted_and_one_that_goes_on_is_not(make_node: Make) -> None:
     node = make_node()
     beats = "ready()\nwhile True:\n heartbeat(); time.sleep(0.2)"
-    ready = {"readiness": {"notify": True}, "heartbeat": "1s"}
+    ready = {"readiness": {"notify": True}, "heartbeat": "4s"}
     node.add_service("alive", *says(f"exec({beats!r})"), **ready)
     node.add_service("silent", *says("ready(); time.sleep(1000)"), **ready, restart={"backoff": ["1m"]})
     leads(node)
     alive = node.until(lambda: row(node, "alive")["state"] == "running" and row(node, "alive")["pid"])
-    node.until(lambda: row(node, "silent")["restarts"] == 1, within=15)
+    node.until(lambda: row(node, "silent")["restarts"] == 1)
     assert "silent: no heartbeat for" in node.output()
     assert row(node, "alive")["pid"] == alive
 
@@ -226,14 +246,14 @@ def test_a_flood_of_messages_delays_no_switch_and_kills_nobody_whose_heartbeats_
     """Anybody may write to the socket."""
     node = make_node()
     beats = "ready()\nwhile True:\n heartbeat(); time.sleep(0.2)"
-    node.add_service("one", *says(f"exec({beats!r})"), readiness={"notify": True}, heartbeat="1s")
+    node.add_service("one", *says(f"exec({beats!r})"), readiness={"notify": True}, heartbeat="3s")
     leads(node)
     pid = node.until(lambda: row(node)["state"] == "running" and row(node)["pid"])
     over = threading.Event()
     flood = threading.Thread(target=_flood, args=(str(node.run / "notify.sock"), over))
     flood.start()
     try:
-        time.sleep(5)  # five rounds of the watchdog
+        time.sleep(6)  # some rounds of the watchdog after a heartbeat was due
         status = node.status() or {}
         assert status["keeper"]["tick_s"] < 0.2
         assert status["state"] == "active"
@@ -284,10 +304,10 @@ def test_an_adopted_service_keeps_what_it_had_whatever_its_readiness_timeout(mak
     node = make_node()
     port = free_port()
     script = f"import socket; s = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
-    node.add_service("web", *says(script), readiness={"tcp": f"127.0.0.1:{port}", "timeout": "3s"})
+    node.add_service("web", *says(script), readiness={"tcp": f"127.0.0.1:{port}", "timeout": "6s"})
     leads(node)
     pid = node.until(lambda: row(node, "web")["state"] == "running" and row(node, "web")["pid"])
-    time.sleep(3)
+    time.sleep(6)  # its time to become ready is over
     node.kill()
     node.start()
     node.until(lambda: node.leads() and row(node, "web")["state"] == "running")
@@ -302,14 +322,14 @@ def test_a_drained_service_that_answers_no_more_stays_so_over_a_restart_of_the_s
         f"import socket, signal, os\ns = socket.create_server(('127.0.0.1', {port}))\n"
         f"signal.signal(10, lambda *a: s.close())\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
     )
-    ready = {"tcp": f"127.0.0.1:{port}", "timeout": "3s"}
+    ready = {"tcp": f"127.0.0.1:{port}", "timeout": "6s"}
     node.add_service("web", *says(f"exec({script!r})"), readiness=ready, drain_signal="USR1")
     leads(node)
     pid = node.until(lambda: row(node, "web")["state"] == "running" and row(node, "web")["pid"])
     command = [sys.executable, "-m", "supervisor.entry", "service", "drain", "web", "--run-dir", str(node.run)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     node.until(lambda: row(node, "web")["state"] == "draining")
-    time.sleep(3)
+    time.sleep(6)  # its time to become ready is over
     node.kill()
     node.start()
     node.until(lambda: node.leads() and row(node, "web")["state"] == "draining")
@@ -325,7 +345,7 @@ def test_messages_lost_with_a_keeper_end_nobody(make_node: Make, how: signal.Sig
     node = make_node()
     beats = "ready()\nwhile True:\n heartbeat()\n with gpu_section(): time.sleep(0.1)"
     node.add_service(
-        "beats", *says(f"exec({beats!r})"), readiness={"notify": True}, heartbeat="1s", max_gpu_section="1s"
+        "beats", *says(f"exec({beats!r})"), readiness={"notify": True}, heartbeat="3s", max_gpu_section="3s"
     )
     late = (
         f"import os\nwhile not os.path.exists({str(node.folder / 'go')!r}): time.sleep(0.02)\nready(); time.sleep(1000)"
@@ -339,7 +359,7 @@ def test_messages_lost_with_a_keeper_end_nobody(make_node: Make, how: signal.Sig
     (node.folder / "go").touch()
     node.until(lambda: gone(keeper))
     node.until(lambda: row(node, "late")["state"] == "running" and row(node, "beats")["state"] == "running")
-    time.sleep(4)  # four rounds of the watchdog
+    time.sleep(6)  # some rounds of the watchdog after what was lost was due
     assert (row(node, "beats")["pid"], row(node, "late")["pid"]) == pids
 
 
