@@ -1,8 +1,8 @@
 """What happens to a GPU between the end of a service and its next start: by what its driver says, once, and told."""
 
+import asyncio
 import os
 import signal
-import subprocess
 
 import pytest
 
@@ -52,16 +52,14 @@ async def test_who_is_on_a_gpu_that_cannot_be_reset_for_that_reason_is_named(kee
     async with node_on(keeper, llm=shell(SLEEP, **LLM)) as node:
         await node.launch()
         pid = (await node.state("llm", State.RUNNING))["pid"]
-        with (
-            node.device.open("rb") as device,
-            subprocess.Popen(["sleep", "600"], pass_fds=[device.fileno()]) as foreign,
-        ):
-            try:
-                device.close()
-                await killed_by_the_watchdog(node, pid)
-                assert read_state(node.folder, 0).resets == 0
-                told = await until(lambda: [event for event in node.events if "not reset" in event], "the reason")
-                assert told == [f"GPU 0: not reset: {foreign.pid} (sleep) is on it"]
-                assert foreign.poll() is None
-            finally:
-                foreign.kill()
+        with node.device.open("rb") as device:
+            foreign = await asyncio.create_subprocess_exec("sleep", "600", pass_fds=[device.fileno()])
+        try:
+            await killed_by_the_watchdog(node, pid)
+            assert read_state(node.folder, 0).resets == 0
+            told = await until(lambda: [event for event in node.events if "not reset" in event], "the reason")
+            assert told == [f"GPU 0: not reset: {foreign.pid} (sleep) is on it"]
+            assert foreign.returncode is None
+        finally:
+            foreign.kill()
+            await foreign.wait()
