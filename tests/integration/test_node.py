@@ -208,7 +208,10 @@ def test_a_second_supervisor_with_the_same_node_name_refuses_while_the_first_liv
 def test_a_service_that_survives_sigkill_keeps_lock_and_node_out_while_a_standby_takes_over(
     make_node: Make, freezable: Path
 ) -> None:
-    """Rule 11; unsloth 3331: SIGKILL is pending, the rest is frozen, so it can do nothing: the end is recorded."""
+    """Rule 11; unsloth 3331: SIGKILL is pending, the rest is frozen, so it can do nothing: the end is recorded.
+
+    nvidia-docker 1553, lotus 5958: the GPU is lost and the kill hangs; the node is unfit and stands down.
+    """
     node, standby = make_node("n1"), make_node("n2")
     write = f"while :; do echo x >> {freezable}/file; done"
     node.add_service("stuck", "sh", "-c", write, gpu=0, lock="lifetime", gpu_fd="optional")

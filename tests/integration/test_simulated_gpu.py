@@ -80,7 +80,7 @@ async def test_every_fault_can_be_set_from_outside(
 async def test_a_driver_that_does_not_answer_is_unresponsive_at_the_deadline(
     driver: SimulatedDriver, tmp_path: Path
 ) -> None:
-    """gpud 117: a driver call that hangs must not hang us."""
+    """gpud 117, open-gpu-kernel-modules 1333: a driver call that hangs must not hang us."""
     set_state(tmp_path, 0, answer_s=3600)
     began = boot_time()
     first, second = await driver.facts(deadline=began + 0.2)

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,18 @@ def test_a_name_with_brackets_and_spaces_is_parsed_from_the_last_bracket() -> No
 def test_what_is_no_stat_line_is_a_value_error(raw: bytes) -> None:
     with pytest.raises(ValueError, match="not a line"):
         proc.parse_stat(raw)
+
+
+def test_the_identity_of_a_process_does_not_move_with_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil 2526: create_time moved with NTP, and a live process looked gone. Ticks since boot do not."""
+    before = proc.identity(os.getpid())
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    assert before is not None
+    assert proc.identity(os.getpid()) == before
+    assert proc.is_alive(before)
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    assert before.start_ticks == int(fields[19])  # field 22 of proc_pid_stat(5)
 
 
 def test_a_process_with_other_start_ticks_is_a_stranger() -> None:
