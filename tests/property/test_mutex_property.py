@@ -1,5 +1,6 @@
 """Many processes take, die, delete and replace: there are never two holders."""
 
+import contextlib
 import os
 import random
 import subprocess
@@ -14,14 +15,17 @@ from supervisor.flock import guard_path
 _ROOT = Path(__file__).parents[2]
 _PROCESSES = 12
 _SECONDS = 3.0
+_LEAST = 5
+"""Each process goes on for so long, and until it has taken it so often."""
 
 _WORKER = """
 import os, random, sys, time
 sys.path.append(sys.argv[1])
 from supervisor.flock import MutexBusy, take_path
-path, end, chance = sys.argv[2], float(sys.argv[3]), random.Random(int(sys.argv[4]))
+path, end, least = sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+chance = random.Random(int(sys.argv[5]))
 taken = 0
-while time.monotonic() < end:
+while time.monotonic() < end or taken < least:
     try:
         fd = take_path(path)
     except MutexBusy:
@@ -42,7 +46,6 @@ while time.monotonic() < end:
     time.sleep(chance.random() * 0.002)
     os.rmdir(path + ".inside")
     os.close(fd)
-print(taken)
 """
 
 
@@ -51,25 +54,20 @@ def test_never_two_holders_while_the_file_is_deleted_and_replaced_all_the_time(t
     chance = random.Random(seed)
     path = tmp_path / "gpu.lock"
     end = time.monotonic() + _SECONDS
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-I", "-c", _WORKER, str(_ROOT), str(path), str(end), str(seed * 100 + number)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(_PROCESSES)
-    ]
-    while time.monotonic() < end:
-        _vandalise(path, chance)
-        time.sleep(chance.random() * 0.003)
-    taken = 0
-    for worker in workers:
-        out, err = worker.communicate(timeout=20)
-        assert "FileExistsError" not in err, f"two holders:\n{err}"
-        assert worker.returncode == 0, err
-        taken += int(out)
-    assert taken > 50
+    with contextlib.ExitStack() as ends:
+        workers = []
+        for number in range(_PROCESSES):
+            arguments = map(str, (_ROOT, path, end, _LEAST, seed * 100 + number))
+            words = [sys.executable, "-I", "-c", _WORKER, *arguments]
+            workers.append(ends.enter_context(subprocess.Popen(words, stdout=-1, stderr=-1, text=True)))
+            ends.callback(workers[-1].kill)
+        while any(worker.poll() is None for worker in workers):
+            _vandalise(path, chance)
+            time.sleep(chance.random() * 0.003)
+        for worker in workers:
+            _, err = worker.communicate()
+            assert "FileExistsError" not in err, f"two holders:\n{err}"
+            assert worker.returncode == 0, err
     assert Path(guard_path(str(path))).exists()
 
 
@@ -144,19 +142,19 @@ def test_never_two_holders_while_holders_are_killed_and_the_file_is_deleted_and_
     seen = tmp_path / "gpu.lock.seen"
     seen.touch()
     command = [sys.executable, "-I", "-c", _MORTAL, str(_ROOT), str(path)]
-    workers = [
-        subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for number in range(_PROCESSES)
-    ]
-    try:
+    with contextlib.ExitStack() as ends:
+        workers = []
+        for number in range(_PROCESSES):
+            words = [*command, str(number)]
+            workers.append(ends.enter_context(subprocess.Popen(words, stdout=-1, stderr=subprocess.STDOUT, text=True)))
+            ends.callback((tmp_path / "gpu.lock.stop").touch)  # by which it ends
         end = time.monotonic() + 60
         while seen.stat().st_size < _TURNS and time.monotonic() < end:
             _vandalise(path, chance)
             time.sleep(chance.random() * 0.003)
-    finally:
         (tmp_path / "gpu.lock.stop").touch()
-    for worker in workers:
-        assert (worker.communicate(timeout=60)[0], worker.returncode) == ("", 0)  # its orphans have ended, too
+        for worker in workers:
+            assert (worker.communicate()[0], worker.returncode) == ("", 0)  # its orphans have ended, too
     assert set(seen.read_text()) == {"1"}
     assert seen.stat().st_size >= _TURNS
 
