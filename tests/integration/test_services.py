@@ -344,7 +344,7 @@ async def test_the_fences_time_wins_over_stop_timeout(any_keeper: Bed) -> None:
         pid = node.row("deaf")["pid"]
         by = boot_time() + 0.3
         await node.services.stop_all(by=by, graceful=True)
-        assert boot_time() < by + runner.KILL_WAIT
+        assert boot_time() < by + 30
         assert proc.stat(pid) is None
 
 
