@@ -1,9 +1,10 @@
 """Restart accounting against an independent model of the table, and what holds for any history of failures."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from supervisor.service.restart import CLEAR, Backoff, Degrade, Policy, RestartNow, failed
+from supervisor.service.restart import CLEAR, Backoff, Decision, Degrade, Policy, RestartNow, failed, settle
 
 POLICY = Policy()
 gaps = st.lists(st.tuples(st.floats(0, 1500), st.booleans()), min_size=1, max_size=60)
@@ -43,3 +44,68 @@ def test_a_service_that_is_never_healthy_and_fails_twice_in_a_window_always_ends
         account, decision = failed(POLICY, account, healthy_since=None, now=now)
     assert decision == Degrade()
     assert account.failures == 5
+
+
+seconds = st.sampled_from([0.0, 0.5, 1.0, 4.9, 5.0, 5.1, 30.0, 99.9, 100.0, 101.0])
+
+
+class Accounting(RuleBasedStateMachine):
+    """Any policy, failures, healthy times and resets in any order. The reference keeps the moments of all failures
+    since the count was last clear, and reads the answer off the whole list each time; the account keeps four numbers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.account = CLEAR
+        self.failures: list[float] = []
+        self.decision: Decision | None = None
+
+    @initialize(
+        window=st.sampled_from([1.0, 5.0, 100.0]),
+        backoff=st.lists(st.sampled_from([1.0, 2.0, 60.0]), min_size=1, max_size=4),
+        healthy=st.sampled_from([1.0, 5.0, 100.0]),
+    )
+    def configured(self, window: float, backoff: list[float], healthy: float) -> None:
+        self.policy = Policy(window, tuple(backoff), healthy)
+
+    def expected(self) -> Decision:
+        """The table of docs/services.md, Restart: at once, until two failures lie within a window; from the second of
+        these on a pause for each, whatever the time between; when the pauses are used up, degraded."""
+        distances = [later - earlier for earlier, later in zip(self.failures, self.failures[1:], strict=False)]
+        close = next((number for number, distance in enumerate(distances, 1) if distance < self.policy.window), None)
+        if close is None:
+            return RestartNow()
+        pauses = len(self.failures) - close
+        return Backoff(self.policy.backoff[pauses - 1]) if pauses <= len(self.policy.backoff) else Degrade()
+
+    @precondition(lambda self: self.decision != Degrade())
+    @rule(later=seconds, healthy=st.none() | seconds)
+    def fails(self, later: float, healthy: float | None) -> None:
+        """`healthy`: of the time since the last failure, the last so many seconds were."""
+        self.now += later
+        since = None if healthy is None else self.now - min(healthy, later)
+        if since is not None and self.now - since >= self.policy.healthy:
+            self.failures.clear()
+        self.failures.append(self.now)
+        self.account, self.decision = failed(self.policy, self.account, healthy_since=since, now=self.now)
+        assert self.decision == self.expected()
+
+    @rule()
+    def is_reset_by_an_operator(self) -> None:
+        self.account, self.decision = CLEAR, None
+        self.failures.clear()
+
+    @invariant()
+    def what_is_shown_is_what_was_counted(self) -> None:
+        assert self.account.failures == len(self.failures)
+        assert self.account.degraded == (self.decision == Degrade())
+
+    @invariant()
+    def time_without_health_clears_nothing(self) -> None:
+        if self.failures:
+            assert settle(self.policy, self.account, healthy_since=None, now=self.now + 1e9) == self.account
+
+
+TestAccounting = Accounting.TestCase
+TestAccounting.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
