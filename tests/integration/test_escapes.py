@@ -201,14 +201,11 @@ os.read(0, 1)
 def test_a_lock_inherited_through_three_generations_is_free_when_the_last_of_them_has_ended(tmp_path: Path) -> None:
     """airlift PR 834: each generation has it by fork and exec; the first two end, in either order, and it stays."""
     path = tmp_path / "gpu.lock"
-    fd = take_path(path)
-    os.set_inheritable(fd, True)
     wait, go_on = os.pipe()
-    os.set_inheritable(wait, True)
-    command = [sys.executable, "-I", "-S", "-c", GENERATIONS, str(path), "1", GENERATIONS]
+    code = [sys.executable, "-I", "-S", "-c", GENERATIONS, str(path), "1", GENERATIONS]
+    command = [GPUWARD, "lock", "run", "--path", str(path), "--", *code]
     pids: list[tuple[int, int]] = []
-    with subprocess.Popen(command, stdin=wait, pass_fds=[fd]) as first:
-        os.close(fd)
+    with subprocess.Popen(command, stdin=wait, stderr=subprocess.DEVNULL) as first:
         try:
             for depth in (1, 2, 3):
                 file = tmp_path / f"gpu.lock.pid{depth}"
