@@ -4,6 +4,7 @@ Async tests run on a loop whose time is the boot-time clock, as production does,
 whose time jumps.
 """
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ settings.load_profile("gpuward")  # how long an example takes is the machine's b
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's job in the background, and so all its children
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "virtual_time: run the async test in virtual time (no I/O, no threads)")
 
 
