@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -22,7 +23,7 @@ from election.record import Keys, timestamp
 from election.store import LockStore, StoreError
 from election.timing import LIFE, TimingError
 from supervisor import proc
-from supervisor.config.schema import Config
+from supervisor.config.schema import Config, Log
 from supervisor.earlier import end_earlier_run
 from supervisor.fitness import Condition, unfit_because
 from supervisor.gpu.driver import DriverError, GpuDriver, GpuFacts, GpuVerdict
@@ -37,6 +38,7 @@ from supervisor.resume import resume_from
 from supervisor.run_folder import RunFolder
 from supervisor.service.logfile import Rotation
 from supervisor.service.manager import Services
+from supervisor.service.order import sidecar_log
 from supervisor.service.record import Records
 from supervisor.succession import Guarded, Succession
 from supervisor.takeover import Progress, TakeOverError, describe
@@ -119,8 +121,7 @@ class Node:
             on_event=self.note,
         )
         self._remains = Remains(cgroup, config.paths.run, clock)
-        logs = {name: (config.paths.log / f"{name}.log", spec.log) for name, spec in config.services.items()}
-        self._rotation = Rotation(logs, clock, self.note)
+        self._rotation = Rotation(_logs(config), clock, self.note)
         self._lock_watch = LockWatch(config.services, self.keeper, clock, self.note, self.alarm)
         self._tenure = Tenure(
             config, clock, self.keeper, self._driver, self.services, self._remains, self._lock_watch, self.note
@@ -497,6 +498,17 @@ class Node:
 
     def _store_trouble(self, text: str) -> None:
         self.alarm("store", text)
+
+
+def _logs(config: Config) -> dict[str, tuple[Path, Log]]:
+    """Of all services and sidecars; a sidecar's is rotated as its service's."""
+    found = {}
+    for name, spec in config.services.items():
+        found[name] = (config.paths.log / f"{name}.log", spec.log)
+        for sidecar in spec.sidecars:
+            path = sidecar_log(config.paths.log, name, sidecar)
+            found[path.stem] = (path, spec.log)
+    return found
 
 
 def _without_numbers(text: str) -> str:

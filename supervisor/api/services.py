@@ -2,7 +2,8 @@
 
 GET  /services               all of them
 GET  /services/NAME          one
-GET  /services/NAME/logs     ?lines=N: the end of its log file; ?after=PLACE: what came since (`place` of an answer)
+GET  /services/NAME/logs     ?lines=N: the end of its log file; ?after=PLACE: what came since (`place` of an answer);
+                             &sidecar=NAME: of a sidecar's
 POST /services/NAME/VERB     start, stop, restart, reset: 202 with its state
 
 A log file is as private as its mode on the disk (0640): like commands it needs the unix socket and the right peer.
@@ -12,6 +13,7 @@ An error is `{"error": …}`: 400 wrong request, 403 not allowed, 404 unknown, 4
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -21,6 +23,7 @@ from supervisor.api.status import state_and_why
 from supervisor.api.unix import Peer, peer_of
 from supervisor.gpu.aside import Aside, StillStuckError
 from supervisor.node import Node
+from supervisor.service.order import sidecar_log
 from supervisor.service.requests import Act, Refused, Verb
 
 ON_THE_NODE = "not over TCP: use `gpuward service` on the node itself"
@@ -71,7 +74,8 @@ class ServiceRoutes:
     async def _logs(self, request: web.Request) -> web.Response:
         self._check_peer(request)
         name = self._name(request)
-        read = self._reader(name, request.query.get("lines"), request.query.get("after"))
+        path = self._log(name, request.query.get("sidecar"))
+        read = _reader(path, request.query.get("lines"), request.query.get("after"))
 
         def answer() -> bytes:
             piece = read()
@@ -86,18 +90,13 @@ class ServiceRoutes:
             raise refusal(503, f"the log of {name} cannot be read: {error.strerror or error}") from None
         return web.Response(body=body, content_type="application/json")
 
-    def _reader(self, name: str, lines: str | None, after: str | None) -> Callable[[], Piece]:
-        path = self._node.config.paths.log / f"{name}.log"
-        if after is not None:
-            try:
-                place = Place.parse(after)
-            except ValueError:
-                raise refusal(400, "`after` is the `place` of an earlier answer") from None
-            return lambda: lines_after(path, place)
-        text = str(LINES) if lines is None else lines
-        if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= MOST_LINES):
-            raise refusal(400, f"`lines` is a number from 1 to {MOST_LINES}")
-        return lambda: last_lines(path, int(text))
+    def _log(self, name: str, sidecar: str | None) -> Path:
+        folder = self._node.config.paths.log
+        if sidecar is None:
+            return folder / f"{name}.log"
+        if sidecar not in self._node.config.services[name].sidecars:
+            raise refusal(404, f"{name} has no sidecar of this name")
+        return sidecar_log(folder, name, sidecar)
 
     def _about(self) -> dict[str, Any]:
         return {"node": self._node.config.node, "role": self._node.role()}
@@ -141,3 +140,16 @@ def refusal(status: int, why: str) -> web.HTTPException:
         503: web.HTTPServiceUnavailable,
     }
     return kinds[status](text=json.dumps({"error": why}), content_type="application/json")
+
+
+def _reader(path: Path, lines: str | None, after: str | None) -> Callable[[], Piece]:
+    if after is not None:
+        try:
+            place = Place.parse(after)
+        except ValueError:
+            raise refusal(400, "`after` is the `place` of an earlier answer") from None
+        return lambda: lines_after(path, place)
+    text = str(LINES) if lines is None else lines
+    if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= MOST_LINES):
+        raise refusal(400, f"`lines` is a number from 1 to {MOST_LINES}")
+    return lambda: last_lines(path, int(text))

@@ -157,7 +157,7 @@ def service_list(
 def service_show(
     name: ServiceName, config: ConfigFile = DEFAULT_CONFIG, run_dir: RunDir = None, output: Format = TableFormat.TABLE
 ) -> None:
-    """One service: state, since when, why. Exit 3 if it is not running."""
+    """One service: state, since when, why, its last lines. Exit 3 if it is not running."""
     from supervisor.cli.service import find, show
 
     raise typer.Exit(show(find(config, run_dir), name, as_json=output is TableFormat.JSON))
@@ -239,6 +239,7 @@ def service_logs(
     run_dir: RunDir = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=512, help="How many, from the end.")] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    sidecar: Annotated[str | None, typer.Option("--sidecar", metavar="NAME", help="Of a sidecar of it.")] = None,
     output: Format = TableFormat.TABLE,
 ) -> None:
     """The end of its log file."""
@@ -246,7 +247,8 @@ def service_logs(
         raise typer.BadParameter("json is one answer: leave out --follow", param_hint="--format")
     from supervisor.cli.service import find, logs
 
-    raise typer.Exit(logs(find(config, run_dir), name, lines, follow=follow, as_json=output is TableFormat.JSON))
+    as_json = output is TableFormat.JSON
+    raise typer.Exit(logs(find(config, run_dir), name, lines, sidecar=sidecar, follow=follow, as_json=as_json))
 
 
 @lock_app.command("run", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

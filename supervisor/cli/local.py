@@ -39,8 +39,8 @@ class Daemon:
     def __init__(self, run: Path) -> None:
         self._path = run / API_SOCKET
 
-    def ask(self, method: str, path: str) -> Answer:
-        """What it answers with 200 or 202."""
+    def ask(self, method: str, path: str, *, optional: bool = False) -> Answer:
+        """What it answers with 200 or 202. Refused what is `optional`: {}."""
         try:
             status, body = self._exchange(method, path)
             answer = json.loads(body)
@@ -52,6 +52,8 @@ class Daemon:
             why = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
             fail(f"no daemon answers at {self._path}: {plain(why)}", NO_DAEMON)
         if status not in (200, 202):
+            if optional:
+                return {}
             fail(plain(answer.get("error", f"the daemon said {status}")), EXITS.get(status, 1))
         return answer
 

@@ -21,6 +21,8 @@ LOST = {"degraded", "quarantined", "stopped"}
 """States out of which a service that was to start does not come by itself."""
 POLL = 0.2
 """Seconds between looks of --wait."""
+LAST_LINES = 10
+"""Shown of a service's log, as systemctl status does."""
 FOLLOW = 0.5
 """Seconds between looks of logs -f."""
 
@@ -46,7 +48,10 @@ def show_all(daemon: Daemon, *, as_json: bool) -> int:
 def show(daemon: Daemon, name: str, *, as_json: bool) -> int:
     """0 if it is up, else 3."""
     answer = _look(daemon, name)
+    answer["last_lines"] = _last_lines(daemon, name)
     _print(answer, as_json=as_json)
+    if not as_json:
+        _print_lines(answer["last_lines"])
     return 0 if answer["service"]["state"] in UP else NOT_RUNNING
 
 
@@ -61,6 +66,8 @@ def command(daemon: Daemon, name: str, verb: str, *, wait: float | None, as_json
         print(json.dumps(answer, indent=2))
     elif wait is not None:
         print(_sentence(answer["service"]))
+        if code == NOT_RUNNING:
+            _print_lines(_last_lines(daemon, name))
     return code
 
 
@@ -77,10 +84,17 @@ def _wait(daemon: Daemon, name: str, answer: Answer, verb: str, seconds: float) 
     return answer, 1 if verb in ("stop", "drain") else NOT_RUNNING
 
 
-def logs(daemon: Daemon, name: str, lines: int, *, follow: bool, as_json: bool) -> int:
+def _last_lines(daemon: Daemon, name: str) -> list[str]:
+    """Why it did not start is mostly there; none where its log cannot be read."""
+    answer = daemon.ask("GET", f"{_path(name)}/logs?lines={LAST_LINES}", optional=True)
+    return [*answer.get("lines", []), *filter(None, [answer.get("unfinished")])]
+
+
+def logs(daemon: Daemon, name: str, lines: int, *, sidecar: str | None, follow: bool, as_json: bool) -> int:
     """The last lines; `follow`: and those that come, until Ctrl-C."""
+    of = "" if sidecar is None else f"&sidecar={quote(sidecar, safe='')}"
     try:
-        answer = daemon.ask("GET", f"{_path(name)}/logs?lines={lines}")
+        answer = daemon.ask("GET", f"{_path(name)}/logs?lines={lines}{of}")
         if as_json:
             print(json.dumps(answer, indent=2))
             return 0
@@ -88,7 +102,7 @@ def logs(daemon: Daemon, name: str, lines: int, *, follow: bool, as_json: bool) 
         _print_lines([*answer["lines"], *unfinished])
         while follow:
             time.sleep(FOLLOW)
-            answer = daemon.ask("GET", f"{_path(name)}/logs?after={answer['place']}")
+            answer = daemon.ask("GET", f"{_path(name)}/logs?after={answer['place']}{of}")
             if answer["cut"]:
                 why = "more came than is shown, or a part of the log is gone"
                 print(f"gpuward: some lines are missing here: {why}", file=sys.stderr)
@@ -126,6 +140,11 @@ def _print(answer: Answer, *, as_json: bool) -> None:
     out.print(Text(_sentence(row)), soft_wrap=True)
     for key in ("pid", "restarts", "failures", "gpu", "lock"):
         out.print(Text(f"  {key:<9} {plain(row.get(key))}"), soft_wrap=True)
+    for sidecar in row.get("sidecars") or []:
+        text = (
+            f"  sidecar   {plain(sidecar.get('name'))}: {plain(sidecar.get('state'))}, pid {plain(sidecar.get('pid'))}"
+        )
+        out.print(Text(text), soft_wrap=True)
 
 
 def _sentence(row: dict[str, Any]) -> str:

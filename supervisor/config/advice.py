@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from supervisor.config.schema import Config, Service
+from supervisor.config.schema import Config, Service, Sidecar
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where the programs of services are looked for, unless `env` has a PATH."""
@@ -32,6 +32,11 @@ def _of_service(service: Service) -> list[str]:
         found.append(f"cwd: {service.cwd} is not a folder here, so it cannot start")
     if service.env_file is not None and not service.env_file.is_file():
         found.append(f"env_file: {service.env_file} is not a file here, so it cannot start")
+    for name, sidecar in service.sidecars.items():
+        if not _exists(sidecar):
+            found.append(
+                f"sidecars.{name}.command: {sidecar.command[0]!r} is not an executable file here, so it cannot start"
+            )
     return found
 
 
@@ -48,7 +53,7 @@ def _never_gets_the_gpu(service: Service, config: Config) -> list[str]:
     ]
 
 
-def _exists(service: Service) -> bool:
+def _exists(service: Service | Sidecar) -> bool:
     program = service.command[0]
     if "/" in program:  # execvpe(3): a relative one counts from cwd
         return shutil.which(str(service.cwd / program)) is not None

@@ -1,6 +1,7 @@
 """Reads a configuration from its files, and says everything that is wrong with it at once."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -166,16 +167,22 @@ def _services_of(part: Document) -> dict[str, Any]:
 def _as_written(services: dict[str, Any], document: Document) -> None:
     """Words of commands and values of variables are texts: `[sleep, 60]` and `PORT: 080` mean what is written."""
     for name, service in services.items():
-        if isinstance(service, dict):
-            container = service.get("container")
-            for where, values in (
-                *(((section,), service.get(section)) for section in ("command", "env")),
-                *(
-                    (("container", section), container.get(section) if isinstance(container, dict) else None)
-                    for section in ("args", "options")
-                ),
-            ):
-                _texts(("services", name, *where), values, document)
+        for where, values in _word_lists(service):
+            _texts(("services", name, *where), values, document)
+
+
+def _word_lists(service: Any) -> Iterator[tuple[Where, Any]]:
+    """Where in a service, or a sidecar, texts are listed."""
+    if not isinstance(service, dict):
+        return
+    for section in ("command", "env"):
+        yield (section,), service.get(section)
+    for part, keys in (("container", ("args", "options")), ("readiness", ("command",)), ("liveness", ("command",))):
+        if isinstance(found := service.get(part), dict):
+            yield from (((part, key), found.get(key)) for key in keys)
+    sidecars = service.get("sidecars")
+    for name, sidecar in sidecars.items() if isinstance(sidecars, dict) else ():
+        yield from ((("sidecars", name, *where), values) for where, values in _word_lists(sidecar))
 
 
 def _texts(where: Where, values: Any, document: Document) -> None:

@@ -56,6 +56,9 @@ SET_BY_GPUWARD = (
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@-]*")
 
 
+LookCommand = Annotated[tuple[Word, ...], BeforeValidator(as_tuple), Field(min_length=1)]
+
+
 class Section(BaseModel):
     """A mapping of the configuration: unknown keys refused, no silent conversion, never changed once loaded."""
 
@@ -221,25 +224,113 @@ class Log(Section):
     keep: int = Field(default=10, ge=1, le=1000)
 
 
+def _one_kind(section: Any, *kinds: str) -> None:
+    found = [name for name in kinds if getattr(section, name) is not None]
+    if len(found) != 1:
+        raise wrong(f"exactly one of {', '.join(kinds[:-1])} and {kinds[-1]}", found=", ".join(found) or "none")
+
+
 class Readiness(Section):
-    """How a service shows that it can do its work: exactly one of `notify`, `tcp` and `http`."""
+    """How a service shows that it can do its work: exactly one of `notify`, `tcp`, `http` and `command`."""
 
     notify: Literal[True] | None = None
     tcp: ProbeAddress | None = None
     http: ProbeUrl | None = None
+    command: LookCommand | None = None
+    """Run in the service's cgroup, as its user and with its environment: 0 within 2 s is ready."""
     model: Word | None = None
     """With `http`: its answer lists this model, as /v1/models does."""
     timeout: PositiveSeconds = 600.0
     """From the start; a service that is not ready by then has failed."""
 
     @model_validator(mode="after")
-    def _one_kind(self) -> "Readiness":
-        kinds = [name for name in ("notify", "tcp", "http") if getattr(self, name) is not None]
-        if len(kinds) != 1:
-            raise wrong("exactly one of notify, tcp and http", found=", ".join(kinds) or "none")
+    def _is_one(self) -> "Readiness":
+        _one_kind(self, "notify", "tcp", "http", "command")
         if self.model is not None and self.http is None:
-            raise wrong("`model` with `http` only", found=kinds[0])
+            raise wrong("`model` with `http` only", found="another kind")
         return self
+
+
+class Liveness(Section):
+    """A look at whether a service that became ready still works: exactly one of `tcp`, `http` and `command`."""
+
+    tcp: ProbeAddress | None = None
+    http: ProbeUrl | None = None
+    command: LookCommand | None = None
+    every: PositiveSeconds = 20.0
+    """From the start of one look to the start of the next."""
+    timeout: PositiveSeconds = 5.0
+    """For one look."""
+    failures: int = Field(default=3, ge=1, le=1000)
+    """So many looks in a row must fail."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "Liveness":
+        _one_kind(self, "tcp", "http", "command")
+        return self
+
+    @field_validator("timeout")
+    @classmethod
+    def _one_at_a_time(cls, value: float, info: ValidationInfo) -> float:
+        if value > info.data.get("every", float("inf")):
+            raise wrong("at most `every`", hint="a look must be over before the next one begins")
+        return value
+
+
+class Sidecar(Section):
+    """A process that starts before a service, in its cgroup, and lives and dies with it."""
+
+    command: Annotated[tuple[Word, ...], BeforeValidator(as_tuple), Field(min_length=1)]
+    env: dict[str, Word] = {}
+    env_file: AbsolutePath | None = None
+    user: User | None = None
+    """None: the service's."""
+    cwd: AbsolutePath = Path("/")
+    readiness: Readiness | None = None
+    """None: ready once it has lived for `ready_after`."""
+    ready_after: Seconds = 1.0
+
+    @field_validator("command")
+    @classmethod
+    def _stays_in_the_cgroup(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _stays_here(value)
+
+    @field_validator("env")
+    @classmethod
+    def _names_are_free(cls, value: dict[str, str]) -> dict[str, str]:
+        return _free_names(value)
+
+    @field_validator("readiness")
+    @classmethod
+    def _is_from_outside(cls, value: Readiness | None) -> Readiness | None:
+        if value is not None and value.command is not None:
+            raise wrong("notify, tcp or http", found="command", hint="a command looks at the service itself")
+        return value
+
+    @property
+    def account(self) -> Account | None:
+        """None: the service's. Raises KeyError when this machine does not know it."""
+        return None if self.user is None else account(self.user)
+
+
+def _stays_here(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Of a command: its processes stay in the service's cgroup."""
+    if not value[0].rpartition("/")[2]:
+        raise wrong("a program as first word", found="an empty word" if not value[0] else "a folder")
+    if elsewhere := lives_elsewhere(value):
+        program, why = elsewhere
+        raise wrong("a command whose processes stay in the service's cgroup", found=program, hint=why)
+    return value
+
+
+def _free_names(value: dict[str, str]) -> dict[str, str]:
+    """Of variables: nothing that gpuward sets."""
+    for name in value:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise wrong("names of letters, digits and _", found="another kind of name (not shown)")
+        if name in SET_BY_GPUWARD:
+            raise wrong("variables that gpuward does not set itself", found=name)
+    return value
 
 
 class Container(Section):
@@ -299,6 +390,9 @@ class Service(Section):
     ready_after: Seconds = 5.0
     readiness: Readiness | None = None
     """None: ready once it has lived for `ready_after`."""
+    liveness: Liveness | None = None
+    sidecars: dict[ServiceName, Sidecar] = {}
+    """By name; they start in this order, each once the one before is ready."""
     heartbeat: PositiveSeconds | None = None
     """Once ready it says WATCHDOG=1 at least so often."""
     max_gpu_section: PositiveSeconds = 60.0
@@ -325,12 +419,7 @@ class Service(Section):
             return (container.runtime,)
         if not value:
             raise wrong("this key", found="nothing", hint="it is required, unless there is a `container`")
-        if not value[0].rpartition("/")[2]:
-            raise wrong("a program as first word", found="an empty word" if not value[0] else "a folder")
-        if elsewhere := lives_elsewhere(value):
-            program, why = elsewhere
-            raise wrong("a command whose processes stay in the service's cgroup", found=program, hint=why)
-        return value
+        return _stays_here(value)
 
     @field_validator("env")
     @classmethod
@@ -375,6 +464,13 @@ class Service(Section):
     def _holding_goes_with_gpu(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and info.data.get("gpu", "unknown") is None:
             raise wrong("no `max_hold` where no `gpu` is")
+        return value
+
+    @field_validator("readiness", "liveness")
+    @classmethod
+    def _no_command_beside_a_container(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and value.command is not None and info.data.get("container") is not None:
+            raise wrong("tcp or http", found="command", hint="a command would run outside the container")
         return value
 
     @property

@@ -14,11 +14,12 @@ from supervisor.keeper.locks import Lock
 from supervisor.keeper.loop import Loop, log
 from supervisor.keeper.packets import Connection, Packet
 from supervisor.keeper.places import JOBS
-from supervisor.keeper.protocol import VERSION
+from supervisor.keeper.protocol import LOOK, MAIN, SIDECAR, VERSION
 from supervisor.keeper.services import Service, check_signal
 from supervisor.keeper.spawn import Order
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_UNIT = re.compile(f"({SIDECAR}|{LOOK})[A-Za-z0-9][A-Za-z0-9_.-]{{0,63}}")
 
 
 class _Refused(Exception):  # noqa: N818 - becomes an answer, never an error of ours
@@ -181,7 +182,7 @@ class Control:
                 raise _Refused("no-such-gpu", f"no lock file was given for GPU {packet['lock']}")
         if self._keeper.place is None:
             raise _Refused("no-term", "no term is armed")
-        self._keeper.services.start(self._keeper.place, name, order, lock, reply)
+        self._keeper.services.start(self._keeper.place, name, _unit(packet), order, lock, reply)
 
     def _service(self, packet: Packet) -> Service:
         name = _str(packet, "service")
@@ -192,13 +193,15 @@ class Control:
 
     def _signal(self, packet: Packet, fds: list[int], reply: Any) -> None:
         signum = check_signal(packet.get("signal"))
-        reply(None, signalled=self._keeper.services.signal(self._service(packet), signum))
+        unit = packet.get("unit") if packet.get("unit") == MAIN else _unit(packet)
+        reply(None, signalled=self._keeper.services.signal(self._service(packet), unit, signum))
 
     def _kill(self, packet: Packet, fds: list[int], reply: Any) -> None:
-        service = self._service(packet)
+        service, unit = self._service(packet), _unit(packet)
         if service.box is not None:
-            service.box.kill()
-        self._keeper.jobs.kill(service.name)
+            service.box.kill() if unit is None else service.box.kill_unit(unit)
+        if unit is None:
+            self._keeper.jobs.kill(service.name)
         reply(None)
 
     def _release(self, packet: Packet, fds: list[int], reply: Any) -> None:
@@ -244,6 +247,13 @@ def _str(packet: Packet, key: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise _Refused("malformed", f"{key}: expected a string, got {value!r:.80}")
     return value
+
+
+def _unit(packet: Packet) -> str | None:
+    unit = packet.get("unit")
+    if unit is not None and not (isinstance(unit, str) and _UNIT.fullmatch(unit)):
+        raise _Refused("malformed", f"unit: expected side-NAME or look-NAME, got {unit!r:.80}")
+    return unit
 
 
 def _order(packet: Packet) -> Order:

@@ -20,7 +20,7 @@ from supervisor.keeper.loop import Loop, guard, log, rearm
 from supervisor.keeper.notify import Notify
 from supervisor.keeper.pace import KILLS_NS, Slowest
 from supervisor.keeper.places import CgroupPlaces, Places, TermPlace
-from supervisor.keeper.services import Reply, Services
+from supervisor.keeper.services import Process, Reply, Service, Services, is_sidecar
 
 SWITCH_PATIENCE_NS = 400_000_000
 """How long the switch waits for emptiness before it freezes and names what is left: below the smallest distance between
@@ -304,7 +304,7 @@ class Keeper:
         if armed is None or armed.ending or self.weak:
             return left.Left(over)
         services = {
-            name: left.LeftService(service.pid, service.start_ticks, service.since_ns, service.ready)
+            name: left.LeftService(_left(service), service.since_ns, _left_sidecars(service))
             for name, service in self.services.all.items()
             if service.pid and service.hear is None
         }
@@ -317,6 +317,14 @@ class Keeper:
                 lock.path, lock.inode, lock.holder, None if box is None else box.cgroup, lock.taken_ns
             )
         return left.Left(over, armed.token, armed.deadline_ns, services, locks)
+
+
+def _left(process: Process) -> left.LeftProcess:
+    return left.LeftProcess(process.pid, process.start_ticks, process.ready)
+
+
+def _left_sidecars(service: Service) -> dict[str, left.LeftProcess]:
+    return {unit: _left(process) for unit, process in service.units.items() if is_sidecar(unit) and process.running}
 
 
 _PRI = 2  # select.EPOLLPRI

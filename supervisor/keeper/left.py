@@ -1,7 +1,7 @@
 """`<run>/keeper.json`: what a keeper leaves for the next one, should it be killed.
 
     {"version": 2, "over": token, "boot_id", "term": {"token", "deadline_ns"} | null,
-     "services": {name: {"pid", "start_ticks", "since_ns", "ready"}},
+     "services": {name: {"pid", "start_ticks", "since_ns", "ready", "units": {unit: {"pid", "start_ticks", "ready"}}}},
      "locks": {gpu: {"path", "device", "inode", "holder": {…} | null, "box": cgroup | null, "taken_ns"}}}
 
 `over` counts for ever; the rest for this boot, in which no power cut can have damaged it: the file is whole (renamed
@@ -33,13 +33,20 @@ class LeftLock(NamedTuple):
     taken_ns: int
 
 
-class LeftService(NamedTuple):
-    """The first process of a service."""
+class LeftProcess(NamedTuple):
+    """A process, for as long as this boot lasts."""
 
     pid: int
     start_ticks: int
-    since_ns: int
     ready: bool = False
+
+
+class LeftService(NamedTuple):
+    """The first process of a service, and its sidecars."""
+
+    process: LeftProcess
+    since_ns: int
+    units: Mapping[str, LeftProcess] = MappingProxyType({})
 
 
 class Left(NamedTuple):
@@ -72,7 +79,14 @@ def write(path: str, left: Left) -> None:
         "over": left.over,
         "boot_id": proc.boot_id(),
         "term": term,
-        "services": {name: row._asdict() for name, row in left.services.items()},
+        "services": {
+            name: {
+                **row.process._asdict(),
+                "since_ns": row.since_ns,
+                "units": {unit: found._asdict() for unit, found in row.units.items()},
+            }
+            for name, row in left.services.items()
+        },
         "locks": {
             str(gpu): {
                 "path": row.path,
@@ -94,7 +108,9 @@ def _parse(data: Any, boot_id: str) -> Left:
         return Left(over)
     services = {
         str(name): LeftService(
-            _int(row["pid"]), _int(row["start_ticks"]), _int(row["since_ns"]), row.get("ready") is True
+            _process(row),
+            _int(row["since_ns"]),
+            {str(unit): _process(found) for unit, found in row.get("units", {}).items()},
         )
         for name, row in data["services"].items()
     }
@@ -105,6 +121,10 @@ def _parse(data: Any, boot_id: str) -> Left:
         services,
         {int(gpu): _lock(row) for gpu, row in data["locks"].items()},
     )
+
+
+def _process(row: Any) -> LeftProcess:
+    return LeftProcess(_int(row["pid"]), _int(row["start_ticks"]), row.get("ready") is True)
 
 
 def _lock(row: Any) -> LeftLock:

@@ -11,10 +11,10 @@ import struct
 
 from supervisor.keeper.kernel import boot_ns
 from supervisor.keeper.loop import Loop, guard
-from supervisor.keeper.protocol import NOTIFY_FOLDER
+from supervisor.keeper.protocol import MAIN, NOTIFY_FOLDER
 from supervisor.keeper.services import Event, Services
 
-KEYS = ("READY", "STATUS", "WATCHDOG", "EXTEND_TIMEOUT_USEC", "X_GPU_SECTION", "X_GPU_SECTION_ID")
+KEYS = ("READY", "STATUS", "STOPPING", "WATCHDOG", "EXTEND_TIMEOUT_USEC", "X_GPU_SECTION", "X_GPU_SECTION_ID")
 """What is forwarded; all else is dropped."""
 _MAX_MESSAGE = 4096
 _MAX_VALUE = 256  # characters
@@ -66,12 +66,14 @@ class Notify:
             self._resting_until = boot_ns() + _REST_NS
 
     def _forward(self, pid: int, fields: dict[str, str]) -> None:
-        service = self._services.whose(pid) if fields else None
-        if service is None:
+        found = self._services.whose(pid) if fields else None
+        if found is None:
             return
-        if fields.get("READY") == "1":
-            self._services.ready(service)
-        self._event("notify", service=service.name, pid=pid, main=service.pid, fields=fields)
+        service, unit = found
+        process = service if unit in (None, MAIN) else service.units.get(unit)
+        if process is not None and fields.get("READY") == "1":
+            self._services.ready(process)
+        self._event("notify", service=service.name, unit=unit, pid=pid, main=service.pid, fields=fields)
 
 
 def parse(data: bytes) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """Where processes live: the cgroups of a term, `PARENT/term-<token>/…`. The weak counterpart is weak.py.
 
     term-<token>/<service>/main      the service's processes
+    term-<token>/<service>/side-…    a sidecar of it
+    term-<token>/<service>/look-…    a look at it from inside
     term-<token>/<service>/gate      empty; removed by a kill: no container starts without it
     term-<token>/<service>/job-N     jobs of `gpuward lock run` that it started
     term-<token>/<service>/<id>      a Docker container of it
@@ -23,6 +25,7 @@ from typing import Protocol
 
 from supervisor import proc
 from supervisor.cgroup import Group
+from supervisor.keeper.protocol import LOOK, MAIN, SIDECAR
 from supervisor.keeper.spawn import birth_works
 
 _PREFIX = "term-"
@@ -43,11 +46,20 @@ class Box(Protocol):
     """Children can be born in it (spawn.birth_works)."""
     events: int | None
 
-    def started(self, pid: int) -> None:
-        """The first process of the box was started by us."""
+    def unit(self, name: str) -> Group | None:
+        """Where a further process of it is to be born, to be closed by the caller; None: as the first one."""
+
+    def started(self, pid: int, unit: str | None) -> None:
+        """A process of the box was started by us."""
 
     def kill(self) -> None:
         """SIGKILL to everything in it."""
+
+    def kill_unit(self, name: str) -> None:
+        """SIGKILL to everything of one unit."""
+
+    def unit_of(self, pid: int) -> str | None:
+        """In which unit this process of it is now; None: in none of its own, as a job is."""
 
     def populated(self) -> bool:
         """True while a live process is in it."""
@@ -125,8 +137,28 @@ class CgroupBox:
         self.events: int | None = self._group.open_events()
         self.closed = False
 
-    def started(self, pid: int) -> None:
+    def unit(self, name: str) -> Group:
+        """A fresh cgroup: one that was killed takes nobody (spawn.birth_works)."""
+        self._group.remove_child(name)
+        return self._group.make(name)
+
+    def started(self, pid: int, unit: str | None) -> None:
         """The kernel knows."""
+
+    def kill_unit(self, name: str) -> None:
+        """SIGKILL to everything of one unit."""
+        with contextlib.suppress(FileNotFoundError):
+            unit = self._group.child(name)
+            try:
+                _unless_gone(unit.kill)
+            finally:
+                unit.close()
+
+    def unit_of(self, pid: int) -> str | None:
+        """By its cgroup."""
+        path, own = proc.cgroup_path(pid), f"{self._group.path}/"
+        name = path[len(own) :].partition("/")[0] if path is not None and path.startswith(own) else ""
+        return name if name == MAIN or name.startswith((SIDECAR, LOOK)) else None
 
     def open_gate(self) -> None:
         """A container may be started in it, until the first kill."""
@@ -203,7 +235,7 @@ class CgroupTerm:
             if name == JOBS:
                 boxes += [(None, box, True) for box in self._jobs_in(self._jobs)]
                 continue
-            self._boxes[name] = service = CgroupBox(self._group, name, "main")
+            self._boxes[name] = service = CgroupBox(self._group, name, MAIN)
             boxes.append((name, service, False))
             boxes += [(name, box, True) for box in self._jobs_in(service.job_folder())]
         return boxes
@@ -215,7 +247,7 @@ class CgroupTerm:
 
     def service(self, name: str) -> CgroupBox:
         """A fresh cgroup for a service."""
-        self._boxes[name] = box = CgroupBox(self._group, name, "main", self._direct)
+        self._boxes[name] = box = CgroupBox(self._group, name, MAIN, self._direct)
         box.open_gate()
         return box
 

@@ -14,8 +14,9 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
                                       leftover: [token], tick_s, kill_s (the slowest of the last minutes: pace.py),
                                       rss_bytes, memory_locked, memory_not_locked_because,
                                       services: {name: {pid, start_ticks, cgroup, running, empty, lock, since_ns,
-                                      status, ready}}}  pid 0: not known; status: how it ended, as wait(2) gives
-                                      it; ready: it has said READY=1
+                                      status, ready, units: {unit: {pid, start_ticks, running, status, ready}}}}}
+                                      pid 0: not known; status: how it ended, as wait(2) gives it; ready: it has said
+                                      READY=1; units: its sidecars
     arm     {token, deadline_ns}    → {token, deadline_ns}  starts a term (makes its cgroup) or moves its deadline on.
                                       Refused: `over` (token ≤ the highest that is over), `other-term` (another is
                                       armed or ending), `deadline` (in the past, or before the present one),
@@ -25,14 +26,20 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
     describe {gpu}                  → {foreign}  is what stands in the lock file what the keeper wrote last (or the
                                       supervisor, before `locks`)? If not: the first 80 bytes of it, and it is written
                                       again; else null. Refused: `no-such-gpu`
-    start   {token, service, argv, env, cwd, uid, gid, groups, log, lock: gpu | null}
+    start   {token, service, argv, env, cwd, uid, gid, groups, log, lock: gpu | null, unit?}
                                     → {pid, start_ticks, cgroup}  once exec has happened. A lock is fd 3 of the child;
                                       one that the service still has from before is kept. uid null: as the keeper.
-                                      Refused: `no-term`, `over`, `deadline`, `running` (+ pid), `busy` (+ holder if it
-                                      is one of ours), `no-such-gpu`, `exec` (+ stage: clone, cgroup, session, log,
-                                      user, parent, cwd, exec; + errno)
-    signal  {service, signal}       → {signalled}  every process of the service, each proven by pidfd and cgroup
-    kill    {service}               → {}  cgroup.kill of the service, its jobs included; `empty` follows
+                                      With `unit` one more process in the service's cgroup: `side-NAME`, a sidecar,
+                                      which starts before the service (the lock is taken for the service, and not
+                                      handed to it), or `look-NAME`, beside one that runs. Refused: `no-term`,
+                                      `over`, `deadline`, `running` (+ pid; or it may not be started beside what
+                                      runs), `busy` (+ holder if it is one of ours), `no-such-gpu`, `exec` (+ stage:
+                                      clone, cgroup, session, log, user, parent, cwd, exec; + errno)
+    signal  {service, signal, unit?}
+                                    → {signalled}  every process of the service, or of one unit of it (`main`: its
+                                      first process and what that started), each proven by pidfd and cgroup
+    kill    {service, unit?}        → {}  cgroup.kill of the service, its jobs included; `empty` follows. With `unit`:
+                                      of that one only
     release {service}               → {}  closes the keeper's duplicate of the service's lock
     remove  {service}               → {}  forgets an empty service and removes its cgroup; its lock is released.
                                       Refused: `not-empty`; as for the three above: `no-such-service`
@@ -44,10 +51,11 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
                                       token that is over, or was never armed, is over by this at once.
     quit    {}                      → {}  and exits; refused (`armed`) while a term is armed
 
-Events: `exited {service, pid, status}` (a wait status; null: lost) · `empty {service}`, after `exited` ·
+Events: `exited {service, unit, pid, status}` (unit null: its first process; a wait status; null: lost) ·
+`empty {service}`, after `exited` ·
 `lock-taken {gpu, holder, since_ns}` (again, with its new process, for a lock that is kept through a restart) ·
 `lock-free {gpu}` (the keeper's duplicate is closed; a process may still hold it) ·
-`notify {service, pid, main, fields}` (what a process of the service said by sd_notify) ·
+`notify {service, unit, pid, main, fields}` (what a process said by sd_notify; `main`: the service's first one) ·
 `notify-lost {}` (so many came at once that some of them may have been dropped) ·
 `fired {token, clean, unkillable, pending, took_ms}` (the switch: the deadline passed) · `cleared {token}` (the last
 unkillable process of a term that is over has gone). When a term ends its services are forgotten without further events.
@@ -71,6 +79,8 @@ NOTIFY_SOCKET = "notify.sock"
 """0666, SOCK_DGRAM: sd_notify(3) (notify.py)."""
 NOTIFY_FOLDER = "notify"
 """In the run folder: the notify socket once more, and nothing else, for mount namespaces."""
+MAIN, SIDECAR, LOOK = "main", "side-", "look-"
+"""Cgroups below a service's: of its first process, of a sidecar, of a look from inside."""
 LOCKS_FILE = "locks.json"
 """In the run folder, written by the supervisor at its start: {"<gpu index>": {"path": …}}. By it `lock run --path FILE`
 knows that FILE is the lock of a configured GPU."""

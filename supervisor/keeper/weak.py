@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 
 from supervisor import proc
+from supervisor.keeper.protocol import MAIN
 
 _ROUNDS = 8  # of one kill; the keeper's loop calls again while anything is left
 
@@ -25,13 +26,27 @@ class WeakBox:
         self.clone_fd: int | None = None
         self.direct = True
         self.events: int | None = None
-        self._main = 0
+        self._sessions: dict[int, str | None] = {}
 
-    def started(self, pid: int) -> None:
+    def unit(self, name: str) -> None:
+        """A session of its own is all there is."""
+
+    def started(self, pid: int, unit: str | None) -> None:
         """The session of this pid is the service's."""
         if self._name is not None:
-            self._main = pid
+            self._sessions[pid] = unit
             self._term.mains[pid] = self._name
+
+    def kill_unit(self, name: str) -> None:
+        """SIGKILL in rounds to what stands in the unit's session."""
+        _kill_rounds(lambda: [who for who in self.members() if self.unit_of(who[0]) == name])
+
+    def unit_of(self, pid: int) -> str | None:
+        """By its session."""
+        found = proc.stat(pid)
+        if found is None or found.session not in self._sessions:
+            return None
+        return self._sessions[found.session] or MAIN
 
     def kill(self) -> None:
         """SIGKILL in rounds, until nothing of it is left or nothing can be signalled."""
@@ -67,7 +82,8 @@ class WeakBox:
 
     def close(self) -> None:
         """Forget it: its first pid may be reused from now on."""
-        self._term.mains.pop(self._main, None)
+        for pid in self._sessions:
+            self._term.mains.pop(pid, None)
         if self in self._term.jobs and self._job is not None:
             os.close(self._job[2])
             self._term.jobs.remove(self)

@@ -7,9 +7,10 @@ processes is found out by looking, never by believing.
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,12 +19,14 @@ from supervisor.config.schema import Service
 from supervisor.gpu.aside import Aside, StillStuckError
 from supervisor.gpu.driver import GpuDriver, GpuFacts
 from supervisor.keeper.client import KeeperGone, KeeperRefused, KeeperSilent
+from supervisor.keeper.protocol import LOOK, MAIN
 from supervisor.service import container
 from supervisor.service.container import ContainerError, OutsideError
 from supervisor.service.footprint import Footprint
 from supervisor.service.line import Line
 from supervisor.service.messages import Ended
-from supervisor.service.order import OrderError, Surroundings, make_order
+from supervisor.service.order import OrderError, Surroundings, make_look_order, make_order, make_sidecar_order
+from supervisor.service.ready import NoLookError
 from supervisor.service.record import Record
 
 CALL_LIMIT = 2.0
@@ -33,6 +36,9 @@ ORDER_LIMIT = 10.0
 WANTED_EVERY = 0.05
 """Seconds between looks at whether a container is still wanted, while an engine is waited for."""
 
+
+NOT_STARTED = (KeeperRefused, KeeperGone, OrderError, StillStuckError, ContainerError, OSError, ValueError)
+"""What a start can come to."""
 
 T = TypeVar("T")
 
@@ -76,6 +82,8 @@ class Hand:
 
     def __init__(self, name: str, spec: Service, shared: Shared) -> None:
         self.footprint: Footprint | None = None
+        self.pid: int | None = None
+        """Of its main process, which may have ended; None while only sidecars run."""
         self.holds_lock = False
         self.emptied = False
         """The keeper has said `empty` since the last start."""
@@ -88,6 +96,7 @@ class Hand:
         self._shared = shared
         self._lane = Aside(f"order-{name}")
         self._keeper_lost = False
+        self._looks: dict[str, asyncio.Future[int | None]] = {}
         self._runtime: container.Runtime | None = None
         """Of a service that is a container."""
         self._look: asyncio.Task[None] | None = None
@@ -98,47 +107,103 @@ class Hand:
 
     @property
     def wants_lock(self) -> bool:
-        """The GPU's lock is taken with the start, and kept until its end."""
+        """The GPU's lock is taken with the first start, and kept until its end."""
         return self._spec.lock == "lifetime"
 
-    async def start(self, token: int, wanted: Callable[[], bool]) -> Busy | Ended | None:
-        """None: it runs (`footprint`). Busy: later. Ended: it does not, and why.
+    async def start(self, token: int, sidecar: str | None, wanted: Callable[[], bool]) -> Busy | Ended | int:
+        """Its main process, or a sidecar of it. The pid: it runs. Busy: later. Ended: it does not, and why.
 
         `wanted` is asked again after what may take long, so that nothing starts after a stop.
         """
-        self.emptied = self._keeper_lost = False
         if self._runtime is not None and (other := self._lock_holder()) is not None:
             return Busy(f"GPU {self._spec.gpu} is held by {other}")  # no engine is asked once a second meanwhile
+        runtime = self._runtime if sidecar is None else None
         try:
-            if self._runtime is not None:
+            if runtime is not None:
                 deadline = self._shared.clock.now() + container.PREPARE_LIMIT
-                await self._while_wanted(self._runtime.prepare(deadline=deadline), wanted)
+                await self._while_wanted(runtime.prepare(deadline=deadline), wanted)
             size = await self._log_size()
-            order = await self._order(token)
+            order = await self._order(token, sidecar)
             if not wanted():
                 return Ended("asked to stop", failure=False)
-            deadline = self._shared.clock.now() + CALL_LIMIT
-            lock = self._spec.gpu if self.wants_lock else None
-            reply = await self._shared.keeper.call("start", deadline=deadline, lock=lock, **order)
-        except KeeperRefused as refusal:
-            return self._refused(refusal)
-        except KeeperSilent:
-            self.uncertain = True
-            where = "is its log, its cwd or its command on a disk that does not answer?"
-            return Ended(f"did not start within {CALL_LIMIT:g} s: {where}")
-        except KeeperGone as error:
-            self.refusal, self.uncertain = error, True
-            return Ended(f"the keeper did not answer: {error}")
-        except (OrderError, StillStuckError, ContainerError, OSError, ValueError) as error:
-            return Ended(f"cannot be started: {error}")
+            pid = await self._stand(order)
+        except NOT_STARTED as error:
+            return self._not_started(error, sidecar)
+        if sidecar is None:
+            self.pid = pid
+        trouble = None if runtime is None else await self._until_placed(runtime, size, wanted)
+        return pid if trouble is None else trouble
+
+    async def _stand(self, order: dict[str, Any]) -> int:
+        """The keeper starts it; its pid."""
+        deadline = self._shared.clock.now() + CALL_LIMIT
+        lock = self._spec.gpu if self.wants_lock else None
+        self.emptied = self._keeper_lost = False
+        reply = await self._shared.keeper.call("start", deadline=deadline, lock=lock, **order)
+        if self.footprint is not None:
+            self.footprint.close()
         self.footprint = Footprint(reply["pid"], reply["start_ticks"], reply.get("cgroup"))
         self.holds_lock = self.wants_lock
-        return None if self._runtime is None else await self._until_placed(self._runtime, size, wanted)
+        return int(reply["pid"])
+
+    def _not_started(self, error: Exception, sidecar: str | None) -> Busy | Ended:
+        found = self._why_not(error)
+        if sidecar is None or isinstance(found, Busy):
+            return found
+        return replace(found, why=f"sidecar {sidecar}: {found.why}")
+
+    def _why_not(self, error: Exception) -> Busy | Ended:
+        match error:
+            case KeeperRefused():
+                return self._refused(error)
+            case KeeperSilent():
+                self.uncertain = True
+                where = "is its log, its cwd or its command on a disk that does not answer?"
+                return Ended(f"did not start within {CALL_LIMIT:g} s: {where}")
+            case KeeperGone():
+                self.refusal, self.uncertain = error, True
+                return Ended(f"the keeper did not answer: {error}")
+        return Ended(f"cannot be started: {error}")
+
+    async def look(self, look: str, words: Sequence[str], token: int, patience: float) -> str | None:
+        """Run a command beside its processes: None if it leaves with 0 within so many seconds, else what it did.
+        Raises NoLookError."""
+        ended = self._looks[look] = asyncio.get_running_loop().create_future()
+        deadline = self._shared.clock.now() + patience
+        try:
+            order = await self._aside(
+                lambda: make_look_order(self._name, look, words, self._spec, self._shared.where, token=token)
+            )
+            await self._shared.keeper.call("start", deadline=deadline, lock=None, **order)
+            async with asyncio.timeout_at(deadline):
+                status = await ended
+        except TimeoutError:
+            await self._ask("kill", unit=LOOK + look)
+            return f"`{words[0]}` did not end within {patience:g} s"
+        except KeeperRefused as refusal:
+            if refusal.error != "exec":
+                raise NoLookError(str(refusal)) from None
+            return f"`{words[0]}`: {refusal.fields.get('message', refusal)}"
+        except (KeeperGone, OrderError, StillStuckError, OSError, ValueError) as error:
+            raise NoLookError(str(error)) from None
+        finally:
+            del self._looks[look]
+        if status is None:
+            raise NoLookError("its exit code is lost")
+        code = os.waitstatus_to_exitcode(status)
+        return None if code == 0 else f"`{words[0]}` left with {code}"
+
+    def looked(self, look: str, status: int | None) -> None:
+        """A command that looks at it has ended."""
+        ended = self._looks.get(look)
+        if ended is not None and not ended.done():
+            ended.set_result(status)
 
     def adopt(self, footprint: Footprint, *, holds_lock: bool, empty: bool) -> None:
         """Started by an earlier run of this supervisor, or by an earlier keeper."""
         self.drop()
         self.footprint, self.holds_lock, self.emptied = footprint, holds_lock, empty
+        self.pid = footprint.pid or None
         self._keeper_lost = self.uncertain = False
         if self._runtime is not None and footprint.cgroup is not None:
             self._look = asyncio.create_task(self._look_at_adopted(self._runtime, footprint), name=f"look-{self._name}")
@@ -148,9 +213,9 @@ class Hand:
         await self._signal(signal.SIGTERM)
 
     async def drain(self) -> None:
-        """Its `drain_signal`, if it has one, to every process of it."""
+        """Its `drain_signal`, if it has one, to its processes; sidecars and jobs do not know of it."""
         if self._spec.drain_signal is not None:
-            await self._signal(signal.Signals[f"SIG{self._spec.drain_signal}"])
+            await self._signal(signal.Signals[f"SIG{self._spec.drain_signal}"], unit=MAIN)
 
     async def kill(self) -> None:
         """SIGKILL to every process of it; by ourselves where the keeper does not do it."""
@@ -177,19 +242,28 @@ class Hand:
             self._look = None
         if self.footprint is not None:
             self.footprint.close()
-        self.footprint = None
+        self.footprint = self.pid = None
 
-    async def _order(self, token: int) -> dict[str, Any]:
-        gpu = parent = None
-        if self._spec.gpu is not None:
-            gpu = self._shared.gpus.get(self._spec.gpu)
-            if gpu is None:
-                raise OrderError(f"there is no GPU {self._spec.gpu} on this node")
+    async def _order(self, token: int, sidecar: str | None) -> dict[str, Any]:
+        gpu, parent = self._gpu(), None
+        if sidecar is not None:
+            side = sidecar
+            return await self._aside(
+                lambda: make_sidecar_order(self._name, side, self._spec, self._shared.where, token=token, gpu=gpu)
+            )
         if self._runtime is not None:
             parent = (await self._hello())["parent"]
         return await self._aside(
             lambda: make_order(self._name, self._spec, self._shared.where, token=token, gpu=gpu, parent=parent)
         )
+
+    def _gpu(self) -> GpuFacts | None:
+        if self._spec.gpu is None:
+            return None
+        gpu = self._shared.gpus.get(self._spec.gpu)
+        if gpu is None:
+            raise OrderError(f"there is no GPU {self._spec.gpu} on this node")
+        return gpu
 
     async def _until_placed(self, runtime: container.Runtime, size: int, wanted: Callable[[], bool]) -> Ended | None:
         """Until the container runs where it must, its client has ended, or nobody wants it any more."""
@@ -236,10 +310,9 @@ class Hand:
         except (ContainerError, StillStuckError, OSError) as error:
             self._shared.tell(f"{self._name}: adopted, but where its container stands is not known: {error}")
 
-    async def _signal(self, signum: signal.Signals) -> None:
-        """To what runs in a container, without its client; to all of any other service."""
+    async def _signal(self, signum: signal.Signals, **fields: str) -> None:
         if self._runtime is None or self.footprint is None or container.signal_inner(self.footprint, signum) == 0:
-            await self._ask("signal", signal=int(signum))
+            await self._ask("signal", signal=int(signum), **fields)
 
     async def _hello(self) -> dict[str, Any]:
         return await self._shared.keeper.call("hello", deadline=self._shared.clock.now() + CALL_LIMIT)
@@ -271,7 +344,9 @@ class Hand:
             self.refusal = refusal
             return Ended(f"the keeper starts nothing now: {refusal}", failure=False, refused=True)
         if refusal.error == "exec":
-            self.holds_lock = False  # the keeper gives the lock back with a start that came to nothing
+            self.holds_lock = (
+                self.holds_lock and self.footprint is not None
+            )  # the keeper gives the lock back with a start that came to nothing
             return Ended(f"did not start: its command: {refusal.fields.get('message', refusal)}")
         self.uncertain = refusal.error == "running"
         return Ended(f"did not start: {refusal}")

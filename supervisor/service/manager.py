@@ -15,6 +15,7 @@ from election.clock import Clock
 from supervisor.config.schema import Service
 from supervisor.gpu.driver import GpuDriver, GpuFacts
 from supervisor.keeper.client import KeeperGone, KeeperRefused
+from supervisor.keeper.protocol import LOOK
 from supervisor.service.footprint import Footprint
 from supervisor.service.hand import CALL_LIMIT, Keeper, Shared
 from supervisor.service.line import Line
@@ -211,12 +212,14 @@ class Services:
         kind = event.get("event")
         if kind in {"exited", "empty"}:
             runner = self.runners.get(str(event.get("service")))
-            if runner is not None:
+            if runner is not None and (event.get("unit") or "").startswith(LOOK):
+                runner.looked(event["unit"], event["status"])
+            elif runner is not None:
                 runner.post(Exited(event["pid"], event["status"]) if kind == "exited" else Emptied())
         elif kind == "notify":
             runner = self.runners.get(str(event.get("service")))
             if runner is not None:
-                runner.notified(event["main"], event["pid"], event["fields"])
+                runner.notified(event.get("unit"), event["main"], event["pid"], event["fields"])
         elif kind == "notify-lost":
             self.messages_lost()
         elif kind == "lock-taken" and event.get("gpu") in self.lines:
@@ -357,6 +360,7 @@ class Services:
             "gpu": runner.spec.gpu,
             "lock": lock,
             "status": runner.said.status,
+            "sidecars": [sidecar.row() for sidecar in runner.sidecars],
         }
 
     def _missing(self, names: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ BUSY_EXIT = 75
 
 @dataclass(frozen=True)
 class Exited:
-    """The keeper reaped a direct child of its own."""
+    """The keeper reaped its main process, or a sidecar of it."""
 
     pid: int
     status: int | None
@@ -59,11 +59,11 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Ready:
+class SaidReady:
     """It has said READY=1, or more of what it needs until then."""
 
     pid: int
-    """Of its main process."""
+    """Of its main process, or of a sidecar of it."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,17 @@ class Probed:
     """A look at whether it is ready."""
 
     pid: int
-    """Of its main process when the look began."""
+    """Of its main process, or of a sidecar of it, when the look began."""
     trouble: str | None
     """None: it is ready."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """It has said STOPPING=1: it ends by itself."""
+
+    pid: int
+    """Of its main process."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Reset:
     """An operator clears the account of failures."""
 
 
-Message: TypeAlias = Exited | Emptied | Look | Stop | Restart | Ready | Probed | Drain | Reset
+Message: TypeAlias = Exited | Emptied | Look | Stop | Restart | SaidReady | Probed | Stopping | Drain | Reset
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,8 @@ class Ended:
     """The keeper lets nothing start any more (the term is over): the node's matter, and no restart."""
     graceful: bool = False
     """SIGTERM and `stop_timeout` first; else SIGKILL at once."""
+    by_itself: bool = False
+    """It has begun to end, and is not told to."""
     patience: float | None = None
     """Seconds from SIGTERM to SIGKILL; None: its `stop_timeout`."""
     killed: bool = False

@@ -7,14 +7,16 @@ accounts (which may ask a directory server): it blocks, so it runs in a thread.
 import os
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from supervisor.config import engines
-from supervisor.config.schema import Service
+from supervisor.config.accounts import Account
+from supervisor.config.schema import Service, Sidecar
 from supervisor.gpu.driver import GpuFacts
-from supervisor.keeper.protocol import NOTIFY_FOLDER, NOTIFY_SOCKET
+from supervisor.keeper.protocol import LOOK, NOTIFY_FOLDER, NOTIFY_SOCKET, SIDECAR
 from supervisor.service import container
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -54,11 +56,54 @@ def make_order(
             raise OrderError("a container needs cgroup v2, and this node has only process groups")
         place = container.Place(name, where.node, where.run, parent, token, account, gpu)
         return order | _of_container(spec, place, told)
-    env = {"PATH": PATH, "HOME": account.home, "USER": account.name, "LOGNAME": account.name, "LANG": "C.UTF-8"}
-    return order | {
-        "argv": list(spec.command),
-        "env": env | _configured(spec) | told,
-        "cwd": str(spec.cwd),
+    return order | _as_user(spec.command, account, _configured(spec) | told, spec.cwd)
+
+
+def make_sidecar_order(
+    service: str, name: str, spec: Service, where: Surroundings, *, token: int, gpu: GpuFacts | None
+) -> dict[str, Any]:
+    """The same for a sidecar of the service. Raises OrderError. Blocks."""
+    sidecar = spec.sidecars[name]
+    try:
+        account = sidecar.account or spec.account
+    except KeyError:
+        raise OrderError(f"user {sidecar.user or spec.user!r} is not known to this machine") from None
+    env = _configured(sidecar) | _told(service, spec, where, token, gpu)
+    env.pop("WATCHDOG_USEC", None)  # heartbeats are the service's
+    return {
+        "token": token,
+        "service": service,
+        "unit": SIDECAR + name,
+        "log": str(sidecar_log(where.log, service, name)),
+        **_as_user(sidecar.command, account, env, sidecar.cwd),
+    }
+
+
+def make_look_order(
+    service: str, look: str, words: Sequence[str], spec: Service, where: Surroundings, *, token: int
+) -> dict[str, Any]:
+    """The same for a command that looks at the service from inside; what it prints goes nowhere. Raises OrderError."""
+    env = _configured(spec) | _told(service, spec, where, token, None)
+    for name in ("WATCHDOG_USEC", "NOTIFY_SOCKET"):  # it does not speak for the service
+        env.pop(name, None)
+    unit = {"token": token, "service": service, "unit": LOOK + look, "log": None}
+    try:
+        return unit | _as_user(words, spec.account, env, spec.cwd)
+    except KeyError:
+        raise OrderError(f"user {spec.user!r} is not known to this machine") from None
+
+
+def sidecar_log(folder: Path, service: str, name: str) -> Path:
+    """Where a sidecar's output goes: no service's name has an @."""
+    return folder / f"{service}@{name}.log"
+
+
+def _as_user(command: Sequence[str], account: Account, env: dict[str, str], cwd: Path) -> dict[str, Any]:
+    base = {"PATH": PATH, "HOME": account.home, "USER": account.name, "LOGNAME": account.name, "LANG": "C.UTF-8"}
+    return {
+        "argv": list(command),
+        "env": base | env,
+        "cwd": str(cwd),
         "uid": account.uid,
         "gid": account.gid,
         "groups": list(account.groups),
@@ -91,7 +136,7 @@ def _of_container(spec: Service, place: container.Place, told: dict[str, str]) -
     }
 
 
-def _configured(spec: Service) -> dict[str, str]:
+def _configured(spec: Service | Sidecar) -> dict[str, str]:
     return dict(spec.env) if spec.env_file is None else spec.env | read_env_file(spec.env_file)
 
 

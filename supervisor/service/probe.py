@@ -1,6 +1,6 @@
 """Looks from outside at whether a service is ready: does a port accept, does an HTTP server answer, is a model served?
 
-A look never raises and never lasts longer than PATIENCE; what it finds is a sentence, None when all is well.
+A look never raises and never lasts longer than its patience; what it finds is a sentence, None when all is well.
 """
 
 import asyncio
@@ -9,28 +9,26 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from supervisor.config.schema import Readiness
+from supervisor.config.schema import Liveness, Readiness
 from supervisor.config.values import host_and_port
 
-EVERY = 2.0
-"""Seconds between looks."""
 PATIENCE = 2.0
-"""Seconds for one look."""
+"""Seconds for a look at whether a service is ready."""
 LARGEST = 1024 * 1024
 """Bytes of an answer that are read."""
 
 
-async def look(readiness: Readiness) -> str | None:
-    """What is missing for it to be ready."""
+async def look(at: Readiness | Liveness, patience: float = PATIENCE) -> str | None:
+    """What is wrong with it, by `tcp` or `http`."""
     try:
-        async with asyncio.timeout(PATIENCE):
-            if readiness.tcp is not None:
-                await _tcp(readiness.tcp)
+        async with asyncio.timeout(patience):
+            if at.tcp is not None:
+                await _tcp(at.tcp)
                 return None
-            assert readiness.http is not None  # the schema has seen to it
-            return await _http(readiness.http, readiness.model)
+            assert at.http is not None  # the schema has seen to it
+            return await _http(at.http, at.model if isinstance(at, Readiness) else None)
     except TimeoutError:
-        return f"no answer within {PATIENCE:g} s"
+        return f"no answer within {patience:g} s"
     except (OSError, aiohttp.ClientError, ValueError) as error:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
 

@@ -1,7 +1,7 @@
 """`<run>/services/NAME.json`: what a restarted supervisor must know of a service besides what the keeper knows.
 
     {"version": 1, "boot_id", "token", "spec", "state", "why", "held", "restarts", "executable",
-     "account": {"last_failure", "backoffs", "failures", "degraded"}, "pid", "start_ticks", "cgroup"}
+     "account": {"last_failure", "backoffs", "failures", "degraded"}, "pid", "start_ticks", "cgroup", "next_at"}
 
 Written with each change of state: first the intent (`starting`, pid null), then the whole of it. `spec` is a hash of
 the configuration it was started by. No arguments, no environment: they can hold secrets. 0600, and of this boot only.
@@ -40,6 +40,8 @@ class Record:
     pid: int | None = None
     start_ticks: int | None = None
     cgroup: str | None = None
+    next_at: float | None = None
+    """When its pause is over (boot-time seconds)."""
 
 
 def spec_hash(spec: Service) -> str:
@@ -110,11 +112,11 @@ def _checked(record: Record) -> Record:
     account = record.account
     counts = (record.restarts, account.backoffs, account.failures)
     flags = (record.held, account.degraded)
-    last = account.last_failure
+    times = (account.last_failure, record.next_at)
     if not all(type(flag) is bool for flag in flags) or not all(type(count) is int and count >= 0 for count in counts):
         raise TypeError(f"held, degraded: {flags!r}; restarts, backoffs, failures: {counts!r}")
-    if last is not None and not (type(last) in (int, float) and math.isfinite(last)):
-        raise TypeError(f"last_failure: {last!r}")
+    if not all(time is None or (type(time) in (int, float) and math.isfinite(time)) for time in times):
+        raise TypeError(f"last_failure, next_at: {times!r}")
     return record
 
 

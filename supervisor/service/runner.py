@@ -7,12 +7,13 @@ in the service's own restart accounting: it never reaches another service.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from supervisor.config.schema import Readiness, Service
+from supervisor.config.schema import Liveness, Readiness, Service
+from supervisor.keeper.protocol import LOOK
 from supervisor.service import probe, restart
-from supervisor.service.device import DeviceRules, device_clear
+from supervisor.service.ending import KILL_WAIT, LOOK_EVERY, Ending
 from supervisor.service.footprint import Footprint
 from supervisor.service.hand import Busy, Hand, Shared
 from supervisor.service.line import Line
@@ -24,20 +25,21 @@ from supervisor.service.messages import (
     Exited,
     Message,
     Probed,
-    Ready,
     Reset,
     Restart,
+    SaidReady,
     Stop,
+    Stopping,
     describe,
 )
+from supervisor.service.ready import Alive, IsReady, Look, Ready, TooLate
 from supervisor.service.record import Record, spec_hash
 from supervisor.service.said import Said
+from supervisor.service.sidecar import Sidecars, ended
 from supervisor.service.states import ALIVE, State, step
 
-KILL_WAIT = 5.0
-"""Seconds from SIGKILL to an empty cgroup (docs/services.md); what is then left stands in D state."""
-LOOK_EVERY = 0.25
-"""Seconds between own looks while a cgroup empties: the keeper's event normally comes first."""
+__all__ = ["KILL_WAIT", "Runner"]
+
 POLL = 1.0
 """Seconds between looks of one who waits for a lock: a holder may be outside our cgroups."""
 QUARANTINE_LOOK = 5.0
@@ -46,8 +48,6 @@ RECENTLY = 1.0
 """Seconds for which a holder that has just let go still explains an exit with 75."""
 SERVED = frozenset({State.RUNNING.value, State.UNREADY.value, State.DRAINING.value})
 """States after becoming ready."""
-TROUBLES = 3
-"""Looks in a row that must find a running service not ready, before it is called unready."""
 AFTER_FAULT = 0.5
 """Seconds of rest after a fault of our own, so that it cannot spin."""
 
@@ -75,8 +75,6 @@ class Runner:
         """It was draining when an earlier run of the supervisor ended."""
         self._before: Record | None = None
         """What an earlier run of the supervisor wrote of it."""
-        self._limit_from = 0.0
-        """From when on its time to become ready counts (boot-time seconds)."""
         self.asked = asyncio.Event()
         """Set once the keeper has been asked to start it in this term, or it stands in line for a lock."""
         self._account = restart.CLEAR
@@ -85,23 +83,29 @@ class Runner:
         self._shared = shared
         self._mailbox: asyncio.Queue[Message] = asyncio.Queue()
         self._stop: Stop | None = None
-        self._stopped = asyncio.Event()
-        """The node stops it: nothing is waited for any more that does not end a process."""
         self._moved = asyncio.Event()
         self._ended = Ended("")
-        self._pids: set[int] = set()
+        self._ending = Ending(spec, self.hand, shared, self._next, lambda: self._stop)
         self._token = 0
         self._finished = True
-        self.said = Said()
-        """What its processes told by sd_notify in this run."""
-        self._prober: asyncio.Task[None] | None = None
-        self._troubles = 0
-        """Looks in a row that found it not ready."""
+        self._ready = Ready(spec.readiness, spec.ready_after, shared.clock)
+        self._alive = Alive(spec.liveness, shared.clock)
+        self.sidecars = Sidecars(spec.sidecars, shared.clock)
 
     @property
     def pid(self) -> int | None:
-        """Of its main process, which may have ended."""
-        return None if self.hand.footprint is None else self.hand.footprint.pid
+        """Of its main process, which may have ended; None: it has none."""
+        return self.hand.pid
+
+    @property
+    def said(self) -> Said:
+        """What its processes told by sd_notify in this run."""
+        return self._ready.said
+
+    @property
+    def not_alive(self) -> str:
+        """Why its liveness looks say that it does not work any more; empty: they do not."""
+        return self._alive.failed
 
     @property
     def account(self) -> restart.Account:
@@ -121,7 +125,7 @@ class Runner:
                 self.held, self._account = True, restart.CLEAR
             self._stop = message if self._stop is None else self._stop.merged(message)
             if not message.operator:
-                self._stopped.set()
+                self._ending.hasten.set()
         self._mailbox.put_nowait(message)
         if isinstance(message, Reset) or (isinstance(message, Stop) and message.operator):
             self._keep()
@@ -156,7 +160,7 @@ class Runner:
     def forgive(self) -> None:
         """An operator's reset while nobody reads its messages, between two terms."""
         self._account = restart.CLEAR
-        if self.state is State.DEGRADED:
+        if self.state in {State.DEGRADED, State.BACKOFF}:
             self._to(State.STOPPED, "reset by an operator")
 
     def prepare(self, token: int) -> bool:
@@ -164,11 +168,11 @@ class Runner:
 
         False: something of its former term is still there, so it is not started beside it (systemd 13288).
         """
-        if self.state not in {State.STOPPED, State.DEGRADED}:
+        if self.state not in {State.STOPPED, State.DEGRADED, State.BACKOFF}:
             return False
         self._enter(token)
         self.restarts = 0
-        if self.state is State.DEGRADED and self._account.degraded:
+        if self.state is State.BACKOFF or (self.state is State.DEGRADED and self._account.degraded):
             self.asked.set()
         else:
             self._to(State.STARTING, "launched")
@@ -178,7 +182,7 @@ class Runner:
         self._token, self._stop, self._finished = token, None, False
         self._mailbox = asyncio.Queue()
         self.hand.refusal = self.started_at = None
-        self._stopped.clear()
+        self._ending.hasten.clear()
         self.asked.clear()
 
     def remember(self, record: Record) -> None:
@@ -188,10 +192,12 @@ class Runner:
         self._before = record
         if self.held:
             self.why = STOPPED_BY_OPERATOR
-        elif self._account.degraded:
+        elif self._account.degraded or (record.state == State.BACKOFF and record.next_at is not None):
             self._to(State.STARTING, "known from an earlier run of the supervisor")
             self._to(State.STOPPING, record.why)
-            self._to(State.DEGRADED, record.why)
+            self._to(State.DEGRADED if self._account.degraded else State.BACKOFF, record.why)
+            self.next_at = None if self._account.degraded else record.next_at
+            self._keep()
 
     def adopt(self, token: int, footprint: Footprint, found: Mapping[str, Any]) -> None:
         """It goes on from an earlier run of this supervisor; `found` is what the keeper's `hello` says of it. To be
@@ -200,23 +206,19 @@ class Runner:
         self.hand.adopt(footprint, holds_lock=found["lock"] is not None, empty=found["empty"])
         self.started_at = found["since_ns"] / 1e9
         self.asked.set()
-        self.said = Said(ready=found["ready"])
+        self.sidecars.adopt(found.get("units", {}))
         if self.held and not self._drains:  # an operator's stop was under way
             self.post(Stop(float("inf"), graceful=True, operator=True))
-        self._limit_from = self._shared.clock.now()
         self._to(State.STARTING, "adopted; its earlier output is in its log file")
+        if self.pid is not None:
+            self._watch_over(found["ready"])
         before = self._before
-        if (
-            before is not None
-            and before.state in SERVED
-            and (before.pid, before.start_ticks)
-            == (
-                footprint.pid,
-                footprint.start_ticks,
-            )
-        ):
-            self._ready("adopted; it was ready before")
-        self._watch_over()
+        if before is not None and before.state in SERVED and self._is(before):
+            self._is_ready("adopted; it was ready before")
+
+    def _is(self, record: Record) -> bool:
+        footprint = self.hand.footprint
+        return footprint is not None and (record.pid, record.start_ticks) == (footprint.pid, footprint.start_ticks)
 
     def look_again(self, found: Mapping[str, Any] | None) -> None:
         """Its keeper was replaced, or it was adopted: what ended meanwhile was told to nobody. `found` as in `adopt`;
@@ -224,10 +226,13 @@ class Runner:
         footprint = self.hand.footprint
         if footprint is None:
             return
-        if footprint.pid == 0:
+        if self.pid is None:
             self.post(Restart("its start was interrupted: what there is of it is ended", kill=True, counts=False))
         elif found is None or not found["running"] or found["pid"] != footprint.pid:
             self.post(Exited(footprint.pid, None if found is None else found["status"]))
+        units = {} if found is None else found.get("units", {})
+        for message in self.sidecars.ended_meanwhile(units):
+            self.post(message)
         if found is None or found["empty"]:
             self.post(Emptied())
 
@@ -242,20 +247,33 @@ class Runner:
             restarts=self.restarts,
             executable=self.spec.command[0],
             account=self._account,
-            pid=None if footprint is None else footprint.pid,
-            start_ticks=None if footprint is None else footprint.start_ticks,
+            pid=self.pid,
+            start_ticks=None if footprint is None or self.pid is None else footprint.start_ticks,
             cgroup=None if footprint is None else footprint.cgroup,
+            next_at=self.next_at,
         )
 
     def _keep(self) -> None:
         self._shared.keep(self.name, self._record())
 
-    def notified(self, main: int, pid: int, fields: Mapping[str, str]) -> None:
+    def notified(self, unit: str | None, main: int, pid: int, fields: Mapping[str, str]) -> None:
         """A process of its present run has said something."""
-        if self.pid in (main, None):  # the answer to its start may be read later than what it says then
-            self.said.take(pid, fields, self._shared.clock.now())
-            if fields.keys() & {"READY", "EXTEND_TIMEOUT_USEC"}:
-                self.post(Ready(main))
+        now = self._shared.clock.now()
+        sidecar = self.sidecars.of_unit(unit)
+        if sidecar is not None:
+            sidecar.ready.said.take(pid, fields, now)
+        elif self.pid in (main, None):  # the answer to its start may be read later than what it says then
+            self.said.take(pid, fields, now)
+        else:
+            return
+        if fields.keys() & {"READY", "EXTEND_TIMEOUT_USEC"}:
+            self.post(SaidReady(pid))
+        if fields.get("STOPPING") == "1" and sidecar is None and pid == main:
+            self.post(Stopping(main))
+
+    def looked(self, unit: str, status: int | None) -> None:
+        """A command that looks at it has ended."""
+        self.hand.looked(unit.removeprefix(LOOK), status)
 
     async def live(self) -> None:
         """Run until it is stopped. Raises nothing but CancelledError."""
@@ -273,8 +291,7 @@ class Runner:
         try:
             await self._live(steps)
         finally:
-            if self._prober is not None:
-                self._prober.cancel()
+            self._look_no_more()
 
     async def _live(self, steps: Mapping[State, Callable[[], Awaitable[None]]]) -> None:
         while not self._finished:
@@ -290,10 +307,12 @@ class Runner:
     # One step per state.
 
     async def _starting(self) -> None:
-        if self.hand.footprint is not None:
+        if self.pid is not None:
             await self._watching()
         elif self._stop is not None:
-            self._end(Ended(self._stop_why(), failure=False))
+            self._end(Ended(self._stop_why(), failure=False, graceful=self._stop.graceful))
+        elif self.hand.footprint is not None:
+            await self._raising()
         elif missing := self._shared.missing(self.spec.after):
             self.why = f"after {', '.join(missing)}"
             self.asked.set()
@@ -303,6 +322,24 @@ class Runner:
             self.asked.set()
         else:
             await self._start()
+
+    async def _raising(self) -> None:
+        """Sidecars run, or have been adopted without the service: the next one, or the service, is to follow."""
+        coming = self.sidecars.next()
+        waits = coming is not None and coming.pid is not None
+        message = await self._next(coming.ready.limit if coming is not None and waits else self._shared.clock.now())
+        if self._stop is not None:
+            return
+        if isinstance(message, Restart) and message.pid is None:
+            self._end(_restarted(message))
+            return
+        match self.sidecars.take(message, now=self._shared.clock.now(), lost_at=self._shared.lost_at()):
+            case Ended() as ended:
+                self._end(ended)
+            case str(why):
+                self._shared.tell(f"{self.name}: {why}")
+            case None if message is None and not waits:
+                await self._start()
 
     async def _waiting(self) -> None:
         self._line().join(self.name, self.spec.priority)
@@ -320,92 +357,96 @@ class Runner:
             self._to(State.STARTING, f"GPU {self.spec.gpu} is free")
 
     async def _watching(self) -> None:
-        limit = self._start_limit()
-        message = await self._next(limit)
+        message = await self._next(self._ready.limit if self.state is State.STARTING else None)
         now = self._shared.clock.now()
+        drains = self.state is State.DRAINING or self._drains
         if self._stop is not None:
             self._end(Ended(self._stop_why(), failure=False, graceful=self._stop.graceful))
-        elif isinstance(message, Exited) and message.pid == self.pid and (self.state is State.DRAINING or self._drains):
-            self._stop = Stop(now, graceful=True, operator=True)
-            self._end(Ended("has drained", failure=False, graceful=True))
+        elif isinstance(message, Exited | Stopping) and drains and self._has(message.pid):
+            self._stop = Stop(float("inf"), graceful=True, operator=True)
+            self._end(Ended("has drained", failure=False, graceful=True, by_itself=isinstance(message, Stopping)))
         elif isinstance(message, Exited) and message.pid == self.pid:
             self._end(self._exit(message.status))
+        elif isinstance(message, Stopping) and message.pid == self.pid:
+            self._end(Ended("it said STOPPING=1", graceful=True, by_itself=True))
+        elif isinstance(message, Exited) and (sidecar := self.sidecars.of_pid(message.pid)) is not None:
+            self._end(ended(sidecar, message.status))
         elif isinstance(message, Drain) and self.state in {State.RUNNING, State.UNREADY}:
             self.held, self._account = True, restart.CLEAR
             self._to(State.DRAINING, "asked for by an operator")
             await self.hand.drain()
         elif isinstance(message, Restart) and (message.pid is None or message.pid == self.pid):
-            killed = message.counts and (message.kill or message.patience is not None)
-            ended = Ended(
-                message.why,
-                failure=message.counts,
-                graceful=not message.kill,
-                patience=message.patience,
-                killed=killed,
-            )
-            self._end(ended)
+            self._end(_restarted(message))
         elif isinstance(message, Probed) and message.pid == self.pid:
             self._probed(message.trouble)
-        elif self.state is State.STARTING and self._is_ready(now):
-            self._ready("it said READY=1" if self.spec.readiness else f"ready: alive for {self.spec.ready_after:g} s")
-        elif limit is not None and now >= limit and self._may_have_said_it():
-            self._ready("its READY=1 may have been lost, so it is taken for ready")
-        elif limit is not None and now >= limit:
-            self._end(Ended(self._too_late(), graceful=True))
+        elif self.state is State.STARTING:
+            match self._ready.decide(now, lost_at=self._shared.lost_at()):
+                case IsReady(why):
+                    self._is_ready(why)
+                case TooLate(why):
+                    self._end(Ended(why, graceful=True))
 
-    def _may_have_said_it(self) -> bool:
-        notify = self.spec.readiness is not None and self.spec.readiness.notify is not None
-        return notify and self.started_at is not None and self._shared.lost_at() >= self.started_at
+    def _has(self, pid: int) -> bool:
+        return pid == self.pid or self.sidecars.of_pid(pid) is not None
 
-    def _ready(self, why: str) -> None:
-        self._troubles = 0
+    def _is_ready(self, why: str) -> None:
         self._to(State.RUNNING, why)
         self._healthy_since = self.said.heard_at = self._shared.clock.now()
+        self._alive.begin(self._look_at(self.spec.liveness), excused=lambda: bool(self.said.sections))
         if self._drains:
             self._drains = False
             self._to(State.DRAINING, "drains since before the supervisor was restarted")
-
-    def _is_ready(self, now: float) -> bool:
-        if self.spec.readiness is None:
-            return self.started_at is not None and now >= self.started_at + self.spec.ready_after
-        return self.spec.readiness.notify is not None and self.said.ready
 
     def _probed(self, trouble: str | None) -> None:
         """Not ready while it runs: told, and nothing is killed for it."""
         if self.state is State.DRAINING:
             return
-        if trouble is None:
-            if self.state is not State.RUNNING:
-                self._ready("it answers")
-            self._troubles = 0
-            return
-        self._troubles += 1
-        if self.state is State.RUNNING and self._troubles >= TROUBLES:
-            self._to(State.UNREADY, trouble)
-        elif self.state in {State.STARTING, State.UNREADY}:
+        self._ready.seen(trouble)
+        if trouble is None and self.state is State.UNREADY:
+            self._to(State.RUNNING, "it answers")
+            self._healthy_since = self._shared.clock.now()
+        elif trouble is None and self.state is State.STARTING:
+            self._is_ready("it answers")
+        elif self.state is State.RUNNING and self._ready.unready_because:
+            self._to(State.UNREADY, self._ready.unready_because)
+        elif self.state in {State.STARTING, State.UNREADY} and trouble is not None:
             self.why = f"not ready: {trouble}"
 
-    def _too_late(self) -> str:
-        assert self.spec.readiness is not None
-        return f"not ready within {self.spec.readiness.timeout:g} s ({self.why})"
+    def _watch_over(self, said_ready: bool) -> None:
+        """Its run has begun, or has been adopted: then its time to become ready counts from now."""
+        assert self.pid is not None
+        assert self.started_at is not None
+        self.said.ready = self.said.ready or said_ready
+        look, found = self._look_at(self.spec.readiness), self._found(self.pid)
+        self._ready.begin(self.started_at, look, found, counts_from=self._shared.clock.now())
 
-    async def _probe(self, readiness: Readiness, pid: int) -> None:
-        while True:
-            began = self._shared.clock.now()
-            self.post(Probed(pid, await probe.look(readiness)))
-            await self._shared.clock.sleep_until(began + probe.EVERY)
+    def _found(self, pid: int) -> Callable[[str | None], None]:
+        return lambda trouble: self.post(Probed(pid, trouble))
 
-    def _watch_over(self) -> None:
-        """Its run has begun, or has been adopted."""
-        readiness, pid = self.spec.readiness, self.pid
-        if readiness is not None and readiness.notify is None and pid is not None:
-            self._prober = asyncio.create_task(self._probe(readiness, pid), name=f"probe-{self.name}")
+    def _look_at(self, at: Readiness | Liveness | None) -> Look:
+        """How it is looked at: a command through the keeper, beside its processes; else from outside."""
+
+        async def look() -> str | None:
+            assert at is not None
+            patience = at.timeout if isinstance(at, Liveness) else probe.PATIENCE
+            if at.command is None:
+                return await probe.look(at, patience)
+            name = "alive" if isinstance(at, Liveness) else "ready"
+            return await self.hand.look(name, at.command, self._token, patience)
+
+        return look
+
+    def _look_no_more(self) -> None:
+        self._alive.end()
+        self._ready.end()
+        self.sidecars.look_no_more()
 
     async def _stopping(self) -> None:
         ended = self._ended
-        trouble = await self._make_empty(ended)
+        trouble = await self._ending.make_empty(ended)
+        self.sidecars.reset()
         if trouble is None and not self._node_stops() and not ended.refused:
-            trouble = await self._device_trouble()
+            trouble = await self._ending.device_trouble(ended)
         if trouble is not None:
             self._to(State.QUARANTINED, trouble)
         elif self._stop is not None or ended.refused:
@@ -439,7 +480,9 @@ class Runner:
 
     async def _holding(self) -> None:
         await self._next(self._shared.clock.now() + QUARANTINE_LOOK)
-        if not self.hand.empty() or (not self._node_stops() and await self._device_trouble() is not None):
+        if not self.hand.empty() or (
+            not self._node_stops() and await self._ending.device_trouble(self._ended) is not None
+        ):
             return
         await self.hand.forget()
         self._finish(State.STOPPED, "what had survived is gone")
@@ -447,26 +490,41 @@ class Runner:
     # What the steps are made of.
 
     async def _start(self) -> None:
-        self.said = Said()
+        """The next of its sidecars; after them its main process."""
+        sidecar = self.sidecars.next()
+        if sidecar is None:
+            self._ready = Ready(self.spec.readiness, self.spec.ready_after, self._shared.clock)
+        else:
+            self.why = f"sidecar {sidecar.name} starts"
         try:
-            outcome = await self.hand.start(self._token, wanted=lambda: self._stop is None)
+            name = None if sidecar is None else sidecar.name
+            outcome = await self.hand.start(self._token, name, wanted=lambda: self._stop is None)
         finally:
             self.asked.set()
         if isinstance(outcome, Busy):
-            self.why = outcome.why
-            if self.state is not State.WAITING_LOCK:
-                self._to(State.WAITING_LOCK, outcome.why)
+            self._wait_for_lock(outcome)
             return
+        self._at_its_turn()
+        if sidecar is None:
+            self.restarts += self.started_at is not None
+            self.started_at = self._shared.clock.now()
+            self._keep()
+        if isinstance(outcome, Ended):
+            self._end(outcome)
+        elif sidecar is None:
+            self._watch_over(said_ready=False)
+        else:
+            sidecar.started(outcome, self._look_at(sidecar.spec.readiness), self._found(outcome))
+
+    def _wait_for_lock(self, busy: Busy) -> None:
+        self.why = busy.why
+        if self.state is not State.WAITING_LOCK:
+            self._to(State.WAITING_LOCK, busy.why)
+
+    def _at_its_turn(self) -> None:
         self._leave_line()
         if self.state is State.WAITING_LOCK:
             self._to(State.STARTING, f"its turn on GPU {self.spec.gpu}")
-        self.restarts += self.started_at is not None
-        self.started_at = self._shared.clock.now()
-        self._keep()
-        if outcome is not None:
-            self._end(outcome)
-        else:
-            self._watch_over()
 
     def _node_stops(self) -> bool:
         """The whole node stops: unlike after an operator's stop, nobody here gets the GPU next."""
@@ -494,16 +552,6 @@ class Runner:
             if following is not None:
                 self._shared.wake(following)
 
-    def _start_limit(self) -> float | None:
-        """When there is something to decide without any message (boot time)."""
-        if self.state is not State.STARTING or self.started_at is None:
-            return None
-        if self.spec.readiness is None:
-            return self.started_at + self.spec.ready_after
-        if self.spec.readiness.notify and self.said.ready:
-            return self.started_at
-        return max(max(self.started_at, self._limit_from) + self.spec.readiness.timeout, self.said.more_until)
-
     def _exit(self, status: int | None) -> Ended:
         """An exit that nobody asked for."""
         if self.spec.gpu is not None and status == BUSY_EXIT << 8:
@@ -514,63 +562,8 @@ class Runner:
 
     def _end(self, ended: Ended) -> None:
         self._ended = ended
-        if self._prober is not None:
-            self._prober.cancel()
-            self._prober = None
+        self._look_no_more()
         self._to(State.STOPPING, ended.why)
-
-    async def _make_empty(self, ended: Ended) -> str | None:
-        """SIGTERM and patience where there is to be any, then SIGKILL. What is wrong, if something survives."""
-        footprint = self.hand.footprint
-        if footprint is None:
-            if self.hand.uncertain:
-                await self.hand.kill()
-            return None
-        self._pids = {footprint.pid, *footprint.pids()}
-        if ended.graceful:
-            await self.hand.terminate()
-            patience = self.spec.stop_timeout if ended.patience is None else ended.patience
-            if await self._until_empty(self._shared.clock.now() + patience, patient=True):
-                return None
-        self._pids |= set(footprint.pids())
-        await self.hand.kill()
-        if await self._until_empty(self._shared.clock.now() + KILL_WAIT, patient=False):
-            return None
-        return f"survived SIGKILL: {', '.join(map(str, footprint.pids()))} ({ended.why})"
-
-    async def _until_empty(self, deadline: float, *, patient: bool) -> bool:
-        """True when nothing is left. While `patient`, a Stop's own time wins, and an impatient one ends the wait."""
-        while not self.hand.empty():
-            if patient and self._stop is not None:
-                deadline = min(deadline, self._stop.by if self._stop.graceful else 0.0)
-            now = self._shared.clock.now()
-            if now >= deadline:
-                return False
-            await self._next(min(deadline, now + LOOK_EVERY))
-        return True
-
-    async def _device_trouble(self) -> str | None:
-        """Why it may not be started on its GPU now; after the reset that may be due."""
-        if self.spec.gpu is None or self.hand.footprint is None:
-            return None
-        rules = DeviceRules(may_reset=self.hand.holds_lock, after_kill=self._ended.killed)
-        gpu = self._shared.gpus[self.spec.gpu]
-        look = device_clear(
-            self._shared.driver, gpu, self._pids, rules, clock=self._shared.clock, tell=self._shared.tell
-        )
-        return await self._unless_stopped(look)
-
-    async def _unless_stopped(self, look: Coroutine[None, None, str | None]) -> str | None:
-        """A stop does not wait for a driver: nothing of the service is left, and nothing will be started."""
-        looking = asyncio.ensure_future(look)
-        stop = asyncio.ensure_future(self._stopped.wait())
-        try:
-            await asyncio.wait({looking, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return looking.result() if looking.done() else None
-        finally:
-            stop.cancel()
-            looking.cancel()
-            await asyncio.gather(stop, looking, return_exceptions=True)
 
     async def _count(self, ended: Ended) -> None:
         """Restart accounting. The lock is kept through a restart at once, and freed otherwise."""
@@ -586,6 +579,7 @@ class Runner:
                 await self.hand.forget()
                 self._to(State.BACKOFF, f"{ended.why}; starts again in {seconds:g} s")
                 self.next_at = now + seconds
+                self._keep()
             case restart.Degrade():
                 await self.hand.forget()
                 self._to(State.DEGRADED, f"{ended.why}; failed {self._account.failures} times")
@@ -610,3 +604,8 @@ class Runner:
         self._keep()
         if new not in {State.RUNNING, State.STOPPING}:
             self._healthy_since = None
+
+
+def _restarted(asked: Restart) -> Ended:
+    killed = asked.counts and (asked.kill or asked.patience is not None)
+    return Ended(asked.why, failure=asked.counts, graceful=not asked.kill, patience=asked.patience, killed=killed)

@@ -33,7 +33,7 @@ TERM_WAIT = 10.0
 ACTIONS = {Kind.DEAD, Kind.ZOMBIE, Kind.D_STATE, Kind.EMPTY, Kind.LOST_GPU, Kind.NO_GPU}
 """Verdicts that end at once in SIGKILL of the cgroup and a restart: a process stuck on the GPU answers no SIGTERM."""
 
-ASKED_FIRST = {Kind.LONG_SECTION, Kind.SILENT}
+ASKED_FIRST = {Kind.LONG_SECTION, Kind.SILENT, Kind.NOT_ALIVE}
 """Verdicts that end in SIGTERM, TERM_WAIT, SIGKILL and a restart."""
 
 
@@ -167,7 +167,7 @@ class Watchdog:
 
     def _target(self, runner: Runner) -> Target | None:
         footprint, gpu = runner.hand.footprint, runner.spec.gpu
-        if footprint is None or runner.started_at is None:
+        if footprint is None or runner.pid is None or runner.started_at is None:
             return None
         facts = None if gpu is None else self._services.gpus.get(gpu)
         said, whole_since = runner.said, self._services.lost_at  # what was said before that may have been lost
@@ -186,6 +186,7 @@ class Watchdog:
             max_section=runner.spec.max_gpu_section,
             heard_at=None if heard is None or heard <= whole_since else heard,
             heartbeat=runner.spec.heartbeat,
+            not_alive=runner.not_alive,
             heard_until=self._services.heard_until,
         )
 

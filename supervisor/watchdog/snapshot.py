@@ -40,6 +40,8 @@ class Target:
     """When a heartbeat was last heard; None: none is expected."""
     heartbeat: float | None = None
     """Seconds within which the next one must come."""
+    not_alive: str = ""
+    """Why its liveness looks say that it does not work any more."""
     heard_until: float = float("inf")
     """What its processes said before this moment is known; a keeper that is late tells it late."""
 

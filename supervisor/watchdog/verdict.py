@@ -30,6 +30,8 @@ class Kind(enum.StrEnum):
     """A GPU section that it announced goes on for longer than `max_gpu_section`."""
     SILENT = "silent"
     """No heartbeat within `heartbeat`."""
+    NOT_ALIVE = "not-alive"
+    """Its liveness looks failed, so many in a row as `liveness.failures` says."""
     UNKNOWN = "unknown"
 
 
@@ -129,7 +131,8 @@ def _look_at(service: ServiceSeen, memory: Memory, rules: Rules, now: float, lis
 
 
 def _said(service: ServiceSeen, now: float) -> Verdict | None:
-    """What it announced itself and did not keep. A section of a process that has ended has ended too."""
+    """What it announced itself and did not keep, and what it does not answer. A section of a process that has ended has
+    ended too."""
     now = min(now, service.target.heard_until)
     target, pids = service.target, {process.who[0] for process in live(service.processes)}
     since = [(at, pid) for (pid, _), at in target.sections.items() if pid in pids]
@@ -140,6 +143,8 @@ def _said(service: ServiceSeen, now: float) -> Verdict | None:
     if target.heartbeat is not None and target.heard_at is not None and now - target.heard_at > target.heartbeat:
         text = f"no heartbeat for {now - target.heard_at:.0f} s, heartbeat is {target.heartbeat:g} s"
         return Verdict(target.name, Kind.SILENT, text, service.main)
+    if target.not_alive:
+        return Verdict(target.name, Kind.NOT_ALIVE, target.not_alive, service.main)
     return None
 
 

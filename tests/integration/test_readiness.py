@@ -279,8 +279,8 @@ def _flood(path: str, over: threading.Event) -> None:
 @pytest.mark.parametrize(
     ("readiness", "told"),
     [
-        ({}, "exactly one of notify, tcp and http"),
-        ({"notify": True, "tcp": "127.0.0.1:1"}, "exactly one of notify, tcp and http"),
+        ({}, "exactly one of notify, tcp, http and command"),
+        ({"notify": True, "tcp": "127.0.0.1:1"}, "exactly one of notify, tcp, http and command"),
         ({"tcp": "127.0.0.1:0"}, "a port from 1 to 65535"),
         ({"http": "ftp://x"}, "a URL such as http://127.0.0.1:8000/health"),
         ({"http": "http://me:secret@x/"}, "a URL without user and password"),

@@ -433,7 +433,8 @@ async def test_the_snapshot_is_json(keeper: Bed) -> None:
         await node.state("llm", State.RUNNING)
         rows = json.loads(json.dumps(node.services.snapshot()))
         assert set(rows[0]) == {
-            "name", "state", "why", "for_s", "pid", "restarts", "failures", "next_s", "gpu", "lock", "status"
+            "name", "state", "why", "for_s", "pid", "restarts", "failures", "next_s", "gpu", "lock", "status",
+            "sidecars",
         }  # fmt: skip
         pid, _ = await pid_from(_write(keeper.run / "pid", str(rows[0]["pid"])))
         assert pid == rows[0]["pid"]

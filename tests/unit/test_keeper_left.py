@@ -8,14 +8,14 @@ import pytest
 
 from supervisor import proc
 from supervisor.keeper import left
-from supervisor.keeper.left import Left, LeftLock, LeftService
+from supervisor.keeper.left import Left, LeftLock, LeftProcess, LeftService
 
 HOLDER = {"service": "one", "pid": 7, "since": 1.5, "token": 3}
 WHOLE = Left(
     over=2,
     token=3,
     deadline_ns=99,
-    services={"one": LeftService(7, 70, 5)},
+    services={"one": LeftService(LeftProcess(7, 70), 5, {"side-proxy": LeftProcess(8, 71, ready=True)})},
     locks={0: LeftLock("/run/gpu-0.lock", (1, 2), HOLDER, "/term-3/one", 6), 1: LeftLock("/x", (1, 3), None, None, 0)},
 )
 
