@@ -268,7 +268,7 @@ def test_a_service_that_is_not_configured_is_404_and_exit_4(make_node: Make) -> 
 
 
 def test_without_a_term_nothing_is_started_or_stopped_and_the_reason_is_said(make_node: Make) -> None:
-    node = make_node()
+    node = make_node(ttl=LONG_TTL)  # for so long it waits before it claims
     node.add_service("one", *SLEEPER)
     node.start().until(lambda: (found := node.status()) and found["role"] == "standby")
     for verb in ("start", "stop", "restart"):
