@@ -16,6 +16,7 @@ from supervisor.flock import MutexBusy, take_path
 from supervisor.service.states import State
 from supervisor.watchdog.round import Watchdog
 from supervisor.watchdog.verdict import Kind
+from tests.bed.children import child
 from tests.bed.keeper import Bed, pid_from, until, wait_for
 from tests.bed.nodes import Make, gone
 from tests.bed.services import GPUWARD, node_on, shell, spec
@@ -144,10 +145,9 @@ async def test_a_service_that_closes_every_fd_keeps_its_lock_its_name_and_its_he
         assert "gpu-0.lock" not in "".join(os.readlink(fd.path) for fd in os.scandir(f"/proc/{pid}/fd"))
         with pytest.raises(MutexBusy):
             take_path(node.lock_file)
-        asked = await asyncio.create_subprocess_exec(
-            *(GPUWARD, "lock", "run", "--run-dir", str(run), "--gpu", "0", "--", "true"), stderr=asyncio.subprocess.PIPE
-        )
-        refusal = json.loads((await asked.communicate())[1])
+        ask = (GPUWARD, "lock", "run", "--run-dir", str(run), "--gpu", "0", "--", "true")
+        async with child(*ask, stderr=asyncio.subprocess.PIPE) as asked:
+            refusal = json.loads((await asked.communicate())[1])
         assert (asked.returncode, refusal["holder"]["service"], refusal["holder"]["pid"]) == (75, "llm", pid)
         assert json.loads(node.lock_file.read_text())["holder"]["service"] == "llm"
         watchdog = Watchdog(
@@ -169,18 +169,18 @@ async def test_a_killed_holder_frees_its_lock_only_when_its_last_child_has_ended
     async with node_on(keeper, llm=shell(SLEEP)) as node:
         await node.launch()
         command = (GPUWARD, "lock", "run", "--run-dir", str(run), "--gpu", "0", "--")
-        first = await asyncio.create_subprocess_exec(*command, "sh", "-c", f"{script} echo $$ > {run}/first; {SLEEP}")
-        pid, ticks = await pid_from(run / "first")
-        child, child_ticks = await pid_from(run / "child")
-        first.kill()
-        assert await first.wait() == -signal.SIGKILL
+        async with child(*command, "sh", "-c", f"{script} echo $$ > {run}/first; {SLEEP}") as first:
+            pid, ticks = await pid_from(run / "first")
+            heir = await pid_from(run / "child")
+            first.kill()
+            assert await first.wait() == -signal.SIGKILL
         assert pid == first.pid
         assert ticks
-        again = await asyncio.create_subprocess_exec(*command, "true", stderr=asyncio.subprocess.DEVNULL)
-        assert await again.wait() == 75
+        async with child(*command, "true", stderr=asyncio.subprocess.DEVNULL) as again:
+            assert await again.wait() == 75
         with pytest.raises(MutexBusy):
             take_path(node.lock_file)
-        assert proc.kill(child, child_ticks)
+        assert proc.kill(*heir)
         await keeper.event("lock-free", gpu=0)
         os.close(take_path(node.lock_file))
 

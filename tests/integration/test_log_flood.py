@@ -3,8 +3,8 @@
 import signal
 import subprocess
 import sys
-import time
 
+from tests.bed.keeper import PATIENCE
 from tests.bed.nodes import Make
 
 LINES = 250
@@ -41,7 +41,6 @@ def test_50_mb_of_latin_1_in_lines_of_200_kb_block_nobody_rotate_and_are_read_wi
     written = b"".join(path.read_bytes() for path in [*pieces, log]).replace(b"\0", b"")
     assert written == b"".join(b"%06d " % number + LINE + b"\n" for number in range(LINES))
 
-    began = time.monotonic()
     shown = subprocess.run(
         [
             sys.executable,
@@ -57,8 +56,8 @@ def test_50_mb_of_latin_1_in_lines_of_200_kb_block_nobody_rotate_and_are_read_wi
         ],
         capture_output=True,
         check=True,
+        timeout=PATIENCE,
     ).stdout.decode()
-    assert time.monotonic() - began < 20
     lines = shown.splitlines()
     assert [line[:7] for line in lines[-2:]] == ["000248 ", "000249 "]
     assert 5 <= len(lines) <= 15  # of the last 2 MiB
