@@ -51,13 +51,17 @@ def binary(name: str) -> Path:
     pytest.fail(f"{name} is not here: tools/install-containers.sh fetches it, or put it on PATH", pytrace=False)
 
 
+def libraries() -> list[str]:
+    """Folders with those of the unpacked packages."""
+    return [str(path) for base in ("usr/lib", "lib") for path in (UNPACKED / base).glob("*-linux-gnu*")]
+
+
 def environment() -> dict[str, str]:
     """For what runs out of the unpacked packages."""
-    libraries = [str(path) for base in ("usr/lib", "lib") for path in (UNPACKED / base).glob("*-linux-gnu*")]
     path = [str(UNPACKED / folder) for folder in ("usr/bin", "usr/sbin")]
     return {
         "PATH": ":".join([*path, os.environ["PATH"]]),
-        "LD_LIBRARY_PATH": ":".join(libraries),
+        "LD_LIBRARY_PATH": ":".join(libraries()),
         "HOME": "/nonexistent",
     }
 
@@ -207,9 +211,18 @@ def engine_in(view: str) -> Iterator[Engine]:
             engine.end()
 
 
-def podman_client(folder: Path) -> Path:
-    """A podman with storage and configuration of its own below `folder`, and the image."""
-    folder.mkdir()
+@contextlib.contextmanager
+def podman_client() -> Iterator[Path]:
+    """A podman with storage and configuration of its own, and the image; for the view `unified`."""
+    # A short path: below a long one the sockets do not fit, and `podman run` never learns that its container has ended.
+    with tempfile.TemporaryDirectory(prefix="gpuward-test-") as name:
+        try:
+            yield _podman_in(Path(name))
+        finally:
+            unmount_below(Path(name))
+
+
+def _podman_in(folder: Path) -> Path:
     (folder / "containers.conf").write_text(
         # This machine's root may lack CAP_SYS_RESOURCE, so podman's own higher limits cannot be set.
         '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]\npids_limit = 0\n'
@@ -224,8 +237,13 @@ def podman_client(folder: Path) -> Path:
     (folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
     names = {"CONF": "containers", "STORAGE_CONF": "storage", "REGISTRIES_CONF": "registries"}
     lines = [f"export CONTAINERS_{name}={folder}/{file}.conf" for name, file in names.items()]
-    words = f"{binary('podman')} --tmpdir {folder}/tmp"
-    client = script(folder / "podman", "\n".join([exports(), *lines, f'exec {words} "$@"']))
+    # conmon calls podman for the clean-up, without LD_LIBRARY_PATH: so it gets the libraries by a cache of the linker.
+    (folder / "ld.conf").write_text("".join(f"{path}\n" for path in libraries()) + "include /etc/ld.so.conf\n")
+    subprocess.run(["ldconfig", "-C", str(folder / "ld.cache"), "-f", str(folder / "ld.conf")], check=True)
+    enter = f"mount --bind {folder}/ld.cache /etc/ld.so.cache && exec {binary('podman')} --tmpdir {folder}/tmp"
+    client = script(
+        folder / "podman", "\n".join([exports(), *lines, f'exec unshare --mount sh -c \'{enter} "$@"\' podman "$@"'])
+    )
     (folder / "image.tar").write_bytes(image())
     signed = ["--signature-policy", str(folder / "policy.json")]
     done = subprocess.run(

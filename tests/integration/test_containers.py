@@ -55,6 +55,14 @@ class Node(NodeBed):
         quick = {"user": "root", "ready_after": "200ms", "stop_timeout": "5s", "restart": {"backoff": ["300ms"] * 9}}
         self.config["services"][name] = {"container": kind | own | {"program": str(client)}} | quick | keys
 
+    def check(self) -> tuple[int, str]:
+        """What check-config says."""
+        path = self.folder / "gpuward.yml"
+        path.write_text(yaml.safe_dump(self.config))
+        words = [sys.executable, "-m", "supervisor.entry", "check-config", "--config", str(path)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        return done.returncode, done.stdout + done.stderr
+
     def row(self, name: str = "box") -> dict[str, Any]:
         rows = (self.status() or {"services": []})["services"]
         return next((row for row in rows if row["name"] == name), {"state": "unknown", "why": "", "pid": None})
@@ -65,8 +73,8 @@ class Node(NodeBed):
 
     def command(self, *words: str) -> None:
         """A command of an operator."""
-        gpuward = str(Path(sys.executable).with_name("gpuward"))
-        subprocess.run([gpuward, "service", *words, "--run-dir", str(self.run)], check=True, timeout=30)
+        gpuward = [sys.executable, "-m", "supervisor.entry"]
+        subprocess.run([*gpuward, "service", *words, "--run-dir", str(self.run)], check=True, timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +157,12 @@ def test_a_container_is_a_service_with_its_cgroup_user_variables_gpu_and_an_end(
     node.add(
         "box", "sh", "-c", text, client=engine.client, socket=engine.socket, gpu=0, lock="lifetime", user="nobody",
         env={"MODEL": "llama", "PATH": "/bin"}, env_file=str(tmp_path / "secrets"),
-        options=["--volume=/usr:/host:ro"], cwd="/host",
+        options=["--volume=/usr:/host:ro"], cwd="/host", start_grace="1s", priority=1,
     )  # fmt: skip
+    node.add("next", *SLEEP, client=engine.client, socket=engine.socket, gpu=0, lock="lifetime", gpu_fd="optional")
+    node.after_an_orderly_end().start()
+    node.until(lambda: node.row()["state"] == "running")
     began = time.monotonic()
-    node.after_an_orderly_end().start().until_leading()
     found = engine.inspect(NAME)
     pid, home = found["State"]["Pid"], service_cgroup(node)
     assert cgroup_of(pid) == f"{home}/{found['Id']}"
@@ -174,12 +184,14 @@ def test_a_container_is_a_service_with_its_cgroup_user_variables_gpu_and_an_end(
     assert not container.env_file(node.run, "box").exists()
     assert found["HostConfig"]["RestartPolicy"]["Name"] == "no"
     node.until(lambda: "up" in node.log())
-    time.sleep(max(0.0, began + 3 - time.monotonic()))  # two rounds of the watchdog, for which the device counts
-    assert node.row()["state"] == "running"
+    time.sleep(max(0.0, began + 2.5 - time.monotonic()))  # rounds of the watchdog, for which the device counts by now
+    assert (node.row()["state"], node.row()["lock"], node.row()["restarts"]) == ("running", "held", 0)
+    assert node.row("next")["state"] == "waiting-lock"
+    assert engine.containers() == [NAME]
     node.command("stop", "box", "--wait")
     # Once: Docker's client would have passed a SIGTERM of its own on to the container.
     assert said(node) == ["up", "asked", "gone"]
-    node.until(lambda: not engine.containers())
+    node.until(lambda: node.row("next")["state"] == "running" and engine.containers() == ["gpuward-next"])
 
 
 NOTIFYING = """
@@ -270,6 +282,14 @@ async def test_an_engine_that_is_late_starts_nothing_after_the_term_or_after_a_k
         assert "escaped" not in (bed.run / f"{marker}.log").read_text()
         if how == "kill":
             await bed.call("end", token=token, by_ns=int(soon(2) * 1e9))
+    await asyncio.to_thread(_tidy, str(bed.cgroup), engine.view)
+
+
+def _tidy(cgroup: str, view: str) -> None:
+    """In the hierarchies of v1 runc leaves the folders above a container's: the next term's start removes them."""
+    assert bool(list(Path("/sys/fs/cgroup").glob(f"*{cgroup}/term-*"))) == (view == "hybrid")
+    container.tidy_v1(cgroup, 3)
+    assert not list(Path("/sys/fs/cgroup").glob(f"*{cgroup}/term-*"))
 
 
 def test_the_kill_of_a_term_shuts_every_gate_before_anything_is_removed(own_cgroup: str) -> None:
@@ -377,8 +397,34 @@ async def test_a_stop_waits_for_no_engine(one_engine: Engine, keeper: Bed) -> No
             one_engine.signal(signal.SIGCONT)
 
 
-def test_podman_runs_a_container_within_the_cgroup_of_its_service(make: Start, tmp_path: Path) -> None:
-    podman = podman_client(tmp_path / "podman")
+def test_check_config_says_what_is_wrong_with_an_engine_or_an_image(
+    one_engine: Engine, make: Start, tmp_path: Path
+) -> None:
+    node = make(MAIN)
+    systemd = script(tmp_path / "systemd", """echo '{"CgroupDriver": "systemd"}'""")
+    node.add("well", *SLEEP, client=one_engine.client, socket=one_engine.socket)
+    node.add("down", *SLEEP, client=one_engine.client, socket=tmp_path / "no.sock")
+    node.add("image", *SLEEP, client=one_engine.client, socket=one_engine.socket)
+    node.config["services"]["image"]["container"]["image"] = "no-such-image"
+    code, text = node.check()
+    assert code == 0
+    assert "services.down.container: the Docker engine cannot be asked" in text
+    assert "`docker pull no-such-image`" in text
+    assert "services.well.container" not in text
+    node.add("other", *SLEEP, client=systemd, socket=one_engine.socket)
+    code, text = node.check()
+    assert code == 78
+    assert "services.other.container" in text
+    assert "native.cgroupdriver=cgroupfs" in text
+
+
+@pytest.fixture
+def podman() -> Iterator[Path]:
+    with podman_client() as client:
+        yield client
+
+
+def test_podman_runs_a_container_within_the_cgroup_of_its_service(podman: Path, make: Start) -> None:
     node = make("unified")
     text = "trap 'echo asked; exit 0' TERM; echo up $MODEL; while :; do sleep 0.05; done"
     node.add("box", "sh", "-c", text, client=podman, env={"MODEL": "llama"})
@@ -397,6 +443,8 @@ def test_podman_runs_a_container_within_the_cgroup_of_its_service(make: Start, t
     second = node.until(lambda: inside() if node.row()["state"] == "running" else None, 20)
     assert second != first
     assert "left alone" not in node.output()
+    began = time.monotonic()
     node.command("stop", "box", "--wait")
+    assert time.monotonic() - began < 5, "its client has not ended with it"
     assert said(node) == ["up llama", "up llama", "asked"]
     assert gone(second)
