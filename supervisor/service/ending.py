@@ -34,10 +34,10 @@ class Ending:
 
     async def make_empty(self, ended: Ended) -> str | None:
         """SIGTERM and patience where there is to be any, then SIGKILL. What is wrong, if something survives."""
+        if self._hand.uncertain:
+            await self._hand.find()
         footprint = self._hand.footprint
         if footprint is None:
-            if self._hand.uncertain:
-                await self._hand.kill()
             return None
         self._pids = {footprint.pid, *footprint.pids()}
         if ended.graceful:

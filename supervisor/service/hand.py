@@ -208,6 +208,17 @@ class Hand:
         if self._runtime is not None and footprint.cgroup is not None:
             self._look = asyncio.create_task(self._look_at_adopted(self._runtime, footprint), name=f"look-{self._name}")
 
+    async def find(self) -> None:
+        """What came of a start that was not answered, as far as the keeper says."""
+        try:
+            found = (await self._hello())["services"].get(self._name)
+        except (KeeperGone, KeeperRefused):
+            await self.kill()
+            return
+        self.uncertain = False
+        if found is not None:
+            self.adopt(Footprint.of(found), holds_lock=found["lock"] is not None, empty=found["empty"])
+
     async def terminate(self) -> None:
         """SIGTERM to every process of it."""
         await self._signal(signal.SIGTERM)

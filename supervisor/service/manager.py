@@ -119,7 +119,7 @@ class Services:
                 task = asyncio.create_task(self._end_stranger(name, Footprint.of(entry)), name=f"stranger-{name}")
                 self._strangers.add(task)
                 task.add_done_callback(self._strangers.discard)
-            elif not runner.lives and (entry["running"] or not entry["empty"]):
+            elif not runner.lives:
                 self._adopt(runner, token, entry)
         for name, runner in self.runners.items():
             if runner.lives:

@@ -3,11 +3,12 @@
 | failure | what follows |
 |---|---|
 | 1st in the window (5 min) | restart at once |
-| 2nd in the window | backoff 30 s |
+| 2nd in the window, or of a run that never became ready | backoff 30 s |
 | each one from here, whatever the time between (no window) | 60 s, 120 s |
 | the next | degraded, until an operator resets it |
 
-Once in backoff the count is consecutive: with a window as long as a start takes, a limiter never trips (xbuddy 1801).
+A limiter whose window is as short as a start takes never trips (xbuddy 1801). So a failure is the first one again only
+for a run that had become ready, and once in backoff the count is consecutive.
 Only an uninterrupted healthy time (10 min) or an operator's reset clears it.
 """
 
@@ -64,11 +65,15 @@ def settle(policy: Policy, account: Account, *, healthy_since: float | None, now
     return CLEAR
 
 
-def failed(policy: Policy, account: Account, *, healthy_since: float | None, now: float) -> tuple[Account, Decision]:
-    """Count a failure at `now`. Operator restarts are no failures: they never come here."""
+def failed(
+    policy: Policy, account: Account, *, was_ready: bool, healthy_since: float | None, now: float
+) -> tuple[Account, Decision]:
+    """Count a failure at `now`. `was_ready`: the run that failed had become ready. Operator restarts are no failures:
+    they never come here."""
     account = settle(policy, account, healthy_since=healthy_since, now=now)
     failures = account.failures + 1
-    first = account.last_failure is None or now - account.last_failure >= policy.window
+    last = account.last_failure
+    first = last is None or (was_ready and now - last >= policy.window)
     if account.backoffs == 0 and first:
         return Account(last_failure=now, failures=failures), RestartNow()
     if account.backoffs >= len(policy.backoff):

@@ -80,6 +80,8 @@ class Runner:
         self._account = restart.CLEAR
         self._policy = restart.Policy(spec.restart.window, tuple(spec.restart.backoff), spec.restart.healthy)
         self._healthy_since: float | None = None
+        self._was_ready = False
+        """Its present run has become ready."""
         self._shared = shared
         self._mailbox: asyncio.Queue[Message] = asyncio.Queue()
         self._stop: Stop | None = None
@@ -229,7 +231,11 @@ class Runner:
         if self.pid is None:
             self.post(Restart("its start was interrupted: what there is of it is ended", kill=True, counts=False))
         elif found is None or not found["running"] or found["pid"] != footprint.pid:
-            self.post(Exited(footprint.pid, None if found is None else found["status"]))
+            if self._before is not None and self._before.pid is None:
+                self.post(Restart("it had ended, and was about to start again", kill=True, counts=False))
+            else:
+                self.post(Exited(footprint.pid, None if found is None else found["status"]))
+        self._before = None
         units = {} if found is None else found.get("units", {})
         for message in self.sidecars.ended_meanwhile(units):
             self.post(message)
@@ -392,6 +398,7 @@ class Runner:
     def _is_ready(self, why: str) -> None:
         self._to(State.RUNNING, why)
         self._healthy_since = self.said.heard_at = self._shared.clock.now()
+        self._was_ready = True
         self._alive.begin(self._look_at(self.spec.liveness), excused=lambda: bool(self.said.sections))
         if self._drains:
             self._drains = False
@@ -492,6 +499,7 @@ class Runner:
     async def _start(self) -> None:
         """The next of its sidecars; after them its main process."""
         sidecar = self.sidecars.next()
+        self._was_ready = False
         if sidecar is None:
             self._ready = Ready(self.spec.readiness, self.spec.ready_after, self._shared.clock)
         else:
@@ -569,7 +577,7 @@ class Runner:
         """Restart accounting. The lock is kept through a restart at once, and freed otherwise."""
         now = self._shared.clock.now()
         self._account, decision = restart.failed(
-            self._policy, self._account, healthy_since=self._healthy_since, now=now
+            self._policy, self._account, was_ready=self._was_ready, healthy_since=self._healthy_since, now=now
         )
         match decision:
             case restart.RestartNow():

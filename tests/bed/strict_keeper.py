@@ -115,6 +115,10 @@ class Machine:
         """As KeeperClient.call."""
         if op == "start":
             return await self._start(deadline, **fields)
+        if op == "hello":
+            await asyncio.sleep(self.answers_after)
+            services, held = self.hello()
+            return {"services": services, "held": held}
         process = self.now.get(fields["service"])
         await asyncio.sleep(self.answers_after)
         if process is None or self.now.get(fields["service"]) is not process:

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor import proc
 from supervisor.flock import MutexBusy, take_path
-from supervisor.service import runner
+from supervisor.service import ending, runner
 from supervisor.service.requests import Act, Refused, Verb
 from supervisor.service.states import State
 from supervisor.watchdog.round import Watchdog
@@ -26,8 +26,8 @@ async def test_a_service_in_d_state_is_killed_once_quarantined_and_never_started
 ) -> None:
     """open-gpu-kernel-modules 1223, unsloth 3331, crun 868, systemd 13288: one SIGKILL, a bounded wait, then its lock
     stays, the node is unfit, nothing starts beside it, and others go on. Let go, it is gone, and can be started."""
-    monkeypatch.setattr(runner, "KILL_WAIT", 0.5, raising=False)
-    monkeypatch.setattr(runner, "QUARANTINE_LOOK", 0.1, raising=False)
+    monkeypatch.setattr(ending, "KILL_WAIT", 0.5)
+    monkeypatch.setattr(runner, "QUARANTINE_LOOK", 0.1)
     asked: Counter[str] = Counter()
     call = keeper.client.call
 

@@ -26,7 +26,9 @@ def test_the_accounting_agrees_with_the_table(history: list[tuple[float, bool]])
         else:
             expected = Degrade()
         last = now
-        account, decision = failed(POLICY, account, healthy_since=now - gap if healthy else None, now=now)
+        account, decision = failed(
+            POLICY, account, was_ready=True, healthy_since=now - gap if healthy else None, now=now
+        )
         assert decision == expected
         if decision == Degrade():
             return
@@ -34,14 +36,14 @@ def test_the_accounting_agrees_with_the_table(history: list[tuple[float, bool]])
 
 @given(st.lists(st.floats(0, 599.9), min_size=5, max_size=40))
 def test_a_service_that_is_never_healthy_and_fails_twice_in_a_window_always_ends_degraded(gaps: list[float]) -> None:
-    account, decision = failed(POLICY, CLEAR, healthy_since=None, now=0.0)
-    account, decision = failed(POLICY, account, healthy_since=None, now=1.0)
+    account, decision = failed(POLICY, CLEAR, was_ready=True, healthy_since=None, now=0.0)
+    account, decision = failed(POLICY, account, was_ready=True, healthy_since=None, now=1.0)
     now = 1.0
     for gap in gaps:
         if decision == Degrade():
             break
         now += gap
-        account, decision = failed(POLICY, account, healthy_since=None, now=now)
+        account, decision = failed(POLICY, account, was_ready=True, healthy_since=None, now=now)
     assert decision == Degrade()
     assert account.failures == 5
 
@@ -59,6 +61,8 @@ class Accounting(RuleBasedStateMachine):
         self.now = 0.0
         self.account = CLEAR
         self.failures: list[float] = []
+        self.ready: list[bool] = []
+        """For each failure: its run had become ready."""
         self.decision: Decision | None = None
 
     @initialize(
@@ -70,31 +74,44 @@ class Accounting(RuleBasedStateMachine):
         self.policy = Policy(window, tuple(backoff), healthy)
 
     def expected(self) -> Decision:
-        """The table of docs/services.md, Restart: at once, until two failures lie within a window; from the second of
-        these on a pause for each, whatever the time between; when the pauses are used up, degraded."""
+        """The table of docs/services.md, Restart: at once, until two failures lie within a window or one is of a run
+        that never became ready; from that one on a pause for each, whatever the time between; when the pauses are
+        used up, degraded."""
         distances = [later - earlier for earlier, later in zip(self.failures, self.failures[1:], strict=False)]
-        close = next((number for number, distance in enumerate(distances, 1) if distance < self.policy.window), None)
+        close = next(
+            (
+                number
+                for number, distance in enumerate(distances, 1)
+                if distance < self.policy.window or not self.ready[number]
+            ),
+            None,
+        )
         if close is None:
             return RestartNow()
         pauses = len(self.failures) - close
         return Backoff(self.policy.backoff[pauses - 1]) if pauses <= len(self.policy.backoff) else Degrade()
 
     @precondition(lambda self: self.decision != Degrade())
-    @rule(later=seconds, healthy=st.none() | seconds)
-    def fails(self, later: float, healthy: float | None) -> None:
+    @rule(later=seconds, ready=st.booleans(), healthy=st.none() | seconds)
+    def fails(self, later: float, ready: bool, healthy: float | None) -> None:
         """`healthy`: of the time since the last failure, the last so many seconds were."""
         self.now += later
-        since = None if healthy is None else self.now - min(healthy, later)
+        since = None if healthy is None or not ready else self.now - min(healthy, later)
         if since is not None and self.now - since >= self.policy.healthy:
             self.failures.clear()
+            self.ready.clear()
         self.failures.append(self.now)
-        self.account, self.decision = failed(self.policy, self.account, healthy_since=since, now=self.now)
+        self.ready.append(ready)
+        self.account, self.decision = failed(
+            self.policy, self.account, was_ready=ready, healthy_since=since, now=self.now
+        )
         assert self.decision == self.expected()
 
     @rule()
     def is_reset_by_an_operator(self) -> None:
         self.account, self.decision = CLEAR, None
         self.failures.clear()
+        self.ready.clear()
 
     @invariant()
     def what_is_shown_is_what_was_counted(self) -> None:

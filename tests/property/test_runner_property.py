@@ -327,7 +327,6 @@ class NodeLife(RuleBasedStateMachine):
     def the_supervisor_is_killed_and_comes_back(self) -> None:
         self._die()
         self._the_keeper_is_there()
-        self.machine.driver.lists &= {process.pid for process in self.there}  # of others nobody asks the driver then
         self.services = self._supervisor()
         self.run(self.services.remember())
         found, held = self.machine.hello()

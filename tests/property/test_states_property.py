@@ -63,7 +63,7 @@ class ServiceLife(RuleBasedStateMachine):
             self.to(State.QUARANTINED)
             return
         self.process = False
-        self.account, decision = failed(POLICY, self.account, healthy_since=None, now=self.now)
+        self.account, decision = failed(POLICY, self.account, was_ready=True, healthy_since=None, now=self.now)
         match decision:
             case RestartNow():
                 self.to(State.STARTING)

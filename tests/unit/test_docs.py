@@ -185,7 +185,9 @@ def test_the_restart_table_is_what_the_accounting_does() -> None:
     policy, account = restart.Policy(), restart.CLEAR
     follows: list[str] = []
     while not account.degraded:
-        account, decision = restart.failed(policy, account, healthy_since=None, now=1000.0 + len(follows))
+        account, decision = restart.failed(
+            policy, account, was_ready=True, healthy_since=None, now=1000.0 + len(follows)
+        )
         follows.append(_in_words(decision))
     assert [row[1] for row in table(page("docs/services.md"), "failure")] == follows
     assert (policy.window, policy.healthy) == (300, 600)
