@@ -26,6 +26,7 @@ from supervisor import proc
 from supervisor.config.schema import Config, Log
 from supervisor.earlier import end_earlier_run
 from supervisor.fitness import Condition, unfit_because
+from supervisor.foreign import Foreign
 from supervisor.gpu.driver import DriverError, GpuDriver, GpuFacts, GpuVerdict
 from supervisor.history import History
 from supervisor.keeper import term as keeper_term
@@ -123,8 +124,17 @@ class Node:
         self._remains = Remains(cgroup, config.paths.run, clock)
         self._rotation = Rotation(_logs(config), clock, self.note)
         self._lock_watch = LockWatch(config.services, self.keeper, clock, self.note, self.alarm)
+        self._foreign = Foreign(config.gpu, self._driver, clock, self.note, self.alarm)
         self._tenure = Tenure(
-            config, clock, self.keeper, self._driver, self.services, self._remains, self._lock_watch, self.note
+            config,
+            clock,
+            self.keeper,
+            self._driver,
+            self.services,
+            self._remains,
+            self._lock_watch,
+            self._foreign,
+            self.note,
         )
         self._succession = Succession(self.keeper, clock, self, self._tenure, self.services, self._lock_watch)
         self._memory = FileMemory(
@@ -396,8 +406,26 @@ class Node:
                 self._gpu_trouble = str(error)
             if isinstance(self.elector.state.phase, Holding) and self._node_faults():
                 self.elector.post(e.StandDown("; ".join(self._node_faults())))
+            if self._acts():
+                self.spawn(self._look_for_foreigners())
             self._membership.poke()
             await self.clock.sleep_until(now + self.config.watchdog.interval)
+
+    async def _look_for_foreigners(self) -> None:
+        try:
+            await self._foreign.look(tuple(self.gpus.values()), self._is_ours)
+        except OSError as error:
+            self.note(f"who else is on the GPUs is not known: {error}")
+
+    def _acts(self) -> bool:
+        """It is active, and can tell its own processes from others'."""
+        phase = self.elector.state.phase
+        return isinstance(phase, Holding) and phase.stage == "active" and self.folder.cgroup is not None
+
+    def _is_ours(self, pid: int) -> bool:
+        """What has just ended counts as ours: it is nobody's any more."""
+        path = proc.cgroup_path(pid)
+        return path is None or path.startswith(f"{self.folder.cgroup}/")
 
     def _node_faults(self) -> list[str]:
         lost = (GpuVerdict.LOST, GpuVerdict.REBOOT_REQUIRED, GpuVerdict.NO_DRIVER)

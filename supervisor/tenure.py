@@ -7,14 +7,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from election.clock import Clock
 from election.events import Term
 from supervisor import mutex
 from supervisor.config.schema import Config
+from supervisor.foreign import Foreign
 from supervisor.gpu.driver import GpuDriver, GpuFacts
-from supervisor.gpu.holders import DeviceId, any_holder, holders
 from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.keeper.link import KeeperLink
 from supervisor.lockwatch import LockWatch
@@ -55,10 +54,12 @@ class Tenure:
         services: Services,
         remains: Remains,
         lock_watch: LockWatch,
+        foreign: Foreign,
         note: Callable[[str], None],
     ) -> None:
         self._config, self._clock, self._keeper, self._driver = config, clock, keeper, driver
         self._services, self._remains, self._lock_watch, self._note = services, remains, lock_watch, note
+        self._foreign = foreign
         self._facts: tuple[GpuFacts, ...] = ()
 
     # --- take-over
@@ -69,7 +70,7 @@ class Tenure:
             Step("gpu-state", self._look_at_gpus, limit=10.0),
             Step("reset", self._reset, limit=RESET, counted=False),
             Step("persistence", self._persistence, limit=20.0),
-            Step("foreign-processes", self._no_foreigners, limit=5.0),
+            Step("foreign-processes", self._no_foreigners, limit=15.0),
             Step("lock-files", lambda by: self._make_locks(term, by), limit=5.0),
             Step("services", lambda by: self._services.launch(term.token, deadline=by), limit=15.0),
         ]
@@ -123,13 +124,7 @@ class Tenure:
         await self._driver.ensure_persistence(deadline=by)
 
     async def _no_foreigners(self, by: float) -> None:
-        """Whoever is on a GPU now is none of ours: nothing of this term has been started yet."""
-        found = {gpu.index: await asyncio.to_thread(_on_device, gpu.device) for gpu in self._facts}
-        for gpu in self._facts:
-            found[gpu.index] |= gpu.pids or frozenset()
-        on_it = [f"GPU {index} is in use by {sorted(pids)}" for index, pids in found.items() if pids]
-        if on_it:
-            raise RuntimeError("; ".join(on_it) + ": end these processes, which gpuward did not start")
+        await self._foreign.clear(self._facts, by=by)
 
     async def _make_locks(self, term: Term, by: float) -> None:
         await self._hand_over_locks(term, by, kept=())
@@ -226,7 +221,3 @@ def _remove(locks: list[mutex.LockFile]) -> None:
     for lock in locks:
         with contextlib.suppress(OSError):
             lock.remove()
-
-
-def _on_device(device: Path) -> frozenset[int]:
-    return any_holder(holders(DeviceId.of(device)))

@@ -53,6 +53,11 @@ SET_BY_GPUWARD = (
     "WATCHDOG_PID",
 )
 """Environment variables of a service that the configuration cannot set."""
+MONITORS = tuple(
+    Path("/usr/bin") / name
+    for name in ("dcgm-exporter", "nv-fabricmanager", "nv-hostengine", "nvidia-persistenced", "nvidia-smi", "nvtop")
+)
+"""Where NVIDIA's and the distributions' packages put them."""
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@-]*")
 
 
@@ -150,6 +155,10 @@ class Gpu(Section):
 
     driver: Annotated[Literal["simulated"], BeforeValidator(_driver)]
     simulated: SimulatedGpu = SimulatedGpu()
+    foreign: Literal["refuse", "terminate", "ignore"] = "refuse"
+    """What becomes of processes on a GPU that gpuward did not start: see `supervisor.foreign`."""
+    monitors: Annotated[tuple[AbsolutePath, ...], BeforeValidator(as_tuple)] = MONITORS
+    """Executables that may be on a GPU at any time."""
     lock_file: Word | None = None
     """A template with {index}; None: gpu-{index}.lock in `paths.run`. See `Config.lock_file`."""
 

@@ -171,7 +171,7 @@ def test_a_foreign_process_on_the_gpu_fails_the_take_over_and_the_next_node_goes
         status = node.status()
         assert status is not None
         assert "staying out" in status["unfit_because"][0]
-        assert f"in use by [{os.getpid()}]" in status["unfit_because"][0]
+        assert f"GPU 0 is in use by {os.getpid()}: end" in status["unfit_because"][0]
         other.start().until_leading()
         assert node.service_pids() == []
 
