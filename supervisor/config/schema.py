@@ -413,6 +413,8 @@ class Service(Section):
     """Services that must be running before it is started."""
     max_hold: PositiveSeconds | None = None
     """How long it may hold its GPU's lock; None: see `supervisor.lockwatch`."""
+    reset_gpu: Literal["after-kill", "always", "on-fault", "never"] = "after-kill"
+    """When its GPU is reset before the next start: see `supervisor.service.device`."""
     restart: Restart = Restart()
     log: Log = Log()
 
@@ -466,6 +468,13 @@ class Service(Section):
     def _fd_goes_with_gpu(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None and info.data.get("gpu", "unknown") is None:
             raise wrong("no `gpu_fd` where no `gpu` is")
+        return value
+
+    @field_validator("reset_gpu")
+    @classmethod
+    def _resets_what_it_has(cls, value: str, info: ValidationInfo) -> str:
+        if value != "after-kill" and info.data.get("lock") != "lifetime":
+            raise wrong("no `reset_gpu` without `lock: lifetime`", hint="the GPU of others is not reset")
         return value
 
     @field_validator("max_hold")

@@ -273,6 +273,7 @@ def _order(packet: Packet) -> Order:
         gid=None if packet.get("gid") is None else _int(packet, "gid", 0),
         groups=[_int({"groups": group}, "groups", 0) for group in ids["groups"]],
         log=None if packet.get("log") is None else _str(packet, "log"),
+        log_gid=None if packet.get("log_gid") is None else _int(packet, "log_gid", 0),
     )
 
 

@@ -26,7 +26,7 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
     describe {gpu}                  → {foreign}  is what stands in the lock file what the keeper wrote last (or the
                                       supervisor, before `locks`)? If not: the first 80 bytes of it, and it is written
                                       again; else null. Refused: `no-such-gpu`
-    start   {token, service, argv, env, cwd, uid, gid, groups, log, lock: gpu | null, unit?}
+    start   {token, service, argv, env, cwd, uid, gid, groups, log, log_gid?, lock: gpu | null, unit?}
                                     → {pid, start_ticks, cgroup}  once exec has happened. A lock is fd 3 of the child;
                                       one that the service still has from before is kept. uid null: as the keeper.
                                       With `unit` one more process in the service's cgroup: `side-NAME`, a sidecar,

@@ -32,6 +32,8 @@ class Order(NamedTuple):
     gid: int | None
     groups: Sequence[int]
     log: str | None
+    log_gid: int | None = None
+    """Who may read the log besides root; None: as it is."""
 
 
 class Child(NamedTuple):
@@ -120,7 +122,7 @@ def _steps(order: Order, lock_fd: int | None, enter: int | None, keeper: int | N
     os.setsid()
     _reset_signals()
     stage[0] = "log"
-    _set_stdio(order.log)
+    _set_stdio(order.log, order.log_gid)
     stage[0] = "user"
     _drop_privileges(order)
     stage[0] = "parent"
@@ -144,15 +146,18 @@ def _reset_signals() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _set_stdio(log: str | None) -> None:
+def _set_stdio(log: str | None, log_gid: int | None) -> None:
     os.umask(0o022)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     out = null
     if log is not None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
         out = os.open(log, flags | os.O_NONBLOCK, 0o640)  # a FIFO without a reader: ENXIO
-        if not stat.S_ISREG(os.fstat(out).st_mode):
+        found = os.fstat(out)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
+        if log_gid is not None and found.st_gid != log_gid and (found.st_uid, os.geteuid()) == (0, 0):
+            os.fchown(out, -1, log_gid)
         os.set_blocking(out, True)
     os.dup2(null, 0)
     os.dup2(out, 1)

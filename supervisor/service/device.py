@@ -7,6 +7,7 @@ An empty cgroup is not enough: a process can be gone for /proc and still be list
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from election.clock import Clock
 from supervisor import proc
@@ -27,8 +28,16 @@ class DeviceRules:
 
     may_reset: bool
     """The service keeps the GPU's mutex, so nobody else can be using it rightfully."""
-    after_kill: bool
-    """The watchdog had to kill it: reset whenever possible, as against only when the driver asks for it."""
+    killed: bool
+    """The watchdog had to kill it."""
+    policy: Literal["after-kill", "always", "on-fault", "never"] = "after-kill"
+    """always: after each end. after-kill: after a kill, and when the driver asks for it. on-fault: only then."""
+
+    def reset(self, wanted: bool) -> bool:
+        """Is it to be reset? `wanted`: the driver asks for it."""
+        if not self.may_reset or self.policy == "never":
+            return False
+        return wanted or self.policy == "always" or (self.killed and self.policy == "after-kill")
 
 
 async def device_clear(
@@ -57,7 +66,7 @@ async def device_clear(
             what = f"still lists {left}" if left else f"does not say who is on it ({now.why})"
             return f"GPU {gpu.index}: the driver {what}, {CLEAR_WAIT:g} s after their end"
         await asyncio.sleep(LOOK_EVERY)
-    if rules.may_reset and (rules.after_kill or now.verdict.wants_reset):
+    if rules.reset(now.verdict.wants_reset):
         if now.pids:
             tell(f"GPU {gpu.index}: not reset: {', '.join(map(_named, sorted(now.pids)))} is on it")
         else:

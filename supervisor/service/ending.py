@@ -68,7 +68,7 @@ class Ending:
         """Why it may not be started on its GPU now; after the reset that may be due."""
         if self._spec.gpu is None or self._hand.footprint is None:
             return None
-        rules = DeviceRules(may_reset=self._hand.holds_lock, after_kill=ended.killed)
+        rules = DeviceRules(may_reset=self._hand.holds_lock, killed=ended.killed, policy=self._spec.reset_gpu)
         gpu = self._shared.gpus[self._spec.gpu]
         look = device_clear(
             self._shared.driver, gpu, self._pids, rules, clock=self._shared.clock, tell=self._shared.tell

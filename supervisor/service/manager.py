@@ -259,15 +259,16 @@ class Services:
         kill: bool,
         counts: bool = True,
         patience: float | None = None,
+        resets: bool = True,
         pid: int | None = None,
     ) -> None:
         """End it and start it again; nothing happens to one that is not up. KeyError for an unknown name.
 
         `kill`: SIGKILL at once; else SIGTERM, and SIGKILL after `patience` seconds (None: its `stop_timeout`).
-        `counts`: as a failure; an operator's restart does not, and also ends a backoff. `pid`: only if its main process
-        is still this one.
+        `counts`: as a failure; an operator's restart does not, and also ends a backoff. `resets`: a kill
+        by the watchdog that is a reason to reset the GPU. `pid`: only if its main process is still this one.
         """
-        self.runners[name].post(Restart(why, kill, counts, patience, pid))
+        self.runners[name].post(Restart(why, kill, counts, patience, resets, pid))
 
     async def reset(self, name: str) -> None:
         """An operator clears its failures; if it is degraded or in backoff it starts now. KeyError: unknown name."""

@@ -54,6 +54,8 @@ class Restart:
     """A failure, as against an operator's wish."""
     patience: float | None = None
     """Seconds from SIGTERM to SIGKILL; None: its `stop_timeout`."""
+    resets: bool = True
+    """A kill by the watchdog that is a reason to reset the GPU."""
     pid: int | None = None
     """Only the run with this main process is meant; None: whichever runs now."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.config import engines
-from supervisor.config.accounts import Account
+from supervisor.config.accounts import Account, group_id
 from supervisor.config.schema import Service, Sidecar
 from supervisor.gpu.driver import GpuFacts
 from supervisor.keeper.protocol import LOOK, NOTIFY_FOLDER, NOTIFY_SOCKET, SIDECAR
@@ -49,7 +49,7 @@ def make_order(
         account = spec.account
     except KeyError:
         raise OrderError(f"user {spec.user!r} is not known to this machine") from None
-    order = {"token": token, "service": name, "log": str(where.log / f"{name}.log")}
+    order = {"token": token, "service": name, "log": str(where.log / f"{name}.log"), "log_gid": _log_gid()}
     told = _told(name, spec, where, token, gpu)
     if spec.container is not None:
         if parent is None:
@@ -75,6 +75,7 @@ def make_sidecar_order(
         "service": service,
         "unit": SIDECAR + name,
         "log": str(sidecar_log(where.log, service, name)),
+        "log_gid": _log_gid(),
         **_as_user(sidecar.command, account, env, sidecar.cwd),
     }
 
@@ -91,6 +92,14 @@ def make_look_order(
         return unit | _as_user(words, spec.account, env, spec.cwd)
     except KeyError:
         raise OrderError(f"user {spec.user!r} is not known to this machine") from None
+
+
+def _log_gid() -> int | None:
+    """Who may read logs on Debian and Ubuntu; None: this machine has no such group."""
+    try:
+        return group_id("adm")
+    except KeyError:
+        return None
 
 
 def sidecar_log(folder: Path, service: str, name: str) -> Path:

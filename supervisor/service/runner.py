@@ -615,5 +615,5 @@ class Runner:
 
 
 def _restarted(asked: Restart) -> Ended:
-    killed = asked.counts and (asked.kill or asked.patience is not None)
+    killed = asked.counts and asked.resets and (asked.kill or asked.patience is not None)
     return Ended(asked.why, failure=asked.counts, graceful=not asked.kill, patience=asked.patience, killed=killed)

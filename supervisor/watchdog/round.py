@@ -214,7 +214,9 @@ class Watchdog:
         self._tell(f"watchdog: {verdict.service}: {verdict.kind.value}: {verdict.evidence}")
         if verdict.kind in ACTIONS:
             why = f"{verdict.kind.value}: {verdict.evidence}"
-            await self._services.restart(verdict.service, why, kill=True, pid=verdict.main[0])
+            spec = self._services.runners[verdict.service].spec
+            resets = verdict.kind is not Kind.LOST_GPU or spec.container is None  # nvidia-container-toolkit 48
+            await self._services.restart(verdict.service, why, kill=True, resets=resets, pid=verdict.main[0])
             return
         if verdict.kind in ASKED_FIRST:
             why = f"{verdict.kind.value}: {verdict.evidence}"

@@ -472,3 +472,71 @@ def test_a_record_with_impossible_numbers_is_set_aside(make_node: Make, change: 
     assert list(path.parent.glob("one.json.damaged-*"))
     os.kill(_pids(before)["one"], signal.SIGKILL)
     node.until(lambda: _pids(node.status() or before)["one"] not in (None, _pids(before)["one"]))
+
+
+@pytest.mark.parametrize("killed", ["supervisor", "keeper", "both"])
+def test_sidecars_are_adopted_with_their_service_and_their_end_is_noticed_afterwards(
+    make_node: Make, killed: str
+) -> None:
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
+    node.add_service("one", *SLEEPER, sidecars={"proxy": {"command": list(SLEEPER), "ready_after": "100ms"}})
+    before = node.start().until_leading()
+    sidecar = before["services"][0]["sidecars"][0]
+    keeper = None if killed == "supervisor" else _kill_keeper(node)
+    if killed != "keeper":
+        node.kill()
+        node.start()
+    after = _leads_again(node, not_keeper=keeper)
+    assert _pids(after) == _pids(before)
+    assert after["services"][0]["sidecars"] == [sidecar]
+    os.kill(sidecar["pid"], signal.SIGKILL)
+    again = node.until(lambda: (s := node.status()) and s["services"][0]["restarts"] and s)
+    assert again["services"][0]["failures"] == 1
+    node.until(lambda: (node.status() or before)["services"][0]["sidecars"][0]["pid"] not in (None, sidecar["pid"]))
+
+
+@pytest.mark.parametrize("killed", ["supervisor", "keeper", "both"])
+def test_a_start_that_has_come_to_the_sidecars_begins_anew_and_leaves_nothing(make_node: Make, killed: str) -> None:
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
+    wait = {"command": ["sh", "-c", f"while [ ! -e {node.folder}/go ]; do sleep 0.05; done; exec sleep 1000"]}
+    node.add_service("one", *SLEEPER, sidecars={"a": wait | {"ready_after": "2s"}, "b": wait | {"ready_after": "1s"}})
+    node.add_service("other", *SLEEPER)
+
+    def sidecars() -> list[Any]:
+        rows = (node.status() or {"services": []})["services"]
+        return [row["pid"] for row in rows[0]["sidecars"]] if rows else []
+
+    node.start()
+    first = node.until(lambda: (found := sidecars()) and found[0] and found)
+    keeper = None if killed == "supervisor" else _kill_keeper(node)
+    if killed != "keeper":
+        node.kill()
+        node.start()
+    (node.folder / "go").touch()
+    after = _leads_again(node, not_keeper=keeper)
+    assert gone(first[0])
+    pids = [row["pid"] for one in after["services"] for row in (one, *one["sidecars"])]
+    assert sorted(node.service_pids()) == sorted(pids)
+
+
+def test_a_pause_goes_on_over_a_restart_of_the_supervisor(make_node: Make) -> None:
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
+    node.add_service("broken", "false", restart={"backoff": ["1h"]})
+    node.add_service("one", *SLEEPER)
+    node.start()
+
+    def broken() -> dict[str, Any]:
+        rows = (node.status() or {"services": []})["services"]
+        return next((row for row in rows if row["name"] == "broken"), {"state": ""})
+
+    before = node.until(lambda: (row := broken())["state"] == "backoff" and row)
+    record = node.run / "services" / "broken.json"
+    node.until(lambda: json.loads(record.read_text())["next_at"])
+    node.kill()
+    node.start()
+    node.until(node.leads)
+    after = broken()
+    assert after["state"] == "backoff"
+    assert 3000 < after["next_s"] < before["next_s"]
+    _service(node, "restart", "broken")
+    node.until(lambda: broken()["state"] == "degraded")

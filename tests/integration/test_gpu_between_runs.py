@@ -3,10 +3,12 @@
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
 from supervisor.gpu.simulated import read_state, set_state
+from supervisor.service.device import DeviceRules
 from supervisor.service.states import State
 from tests.bed.keeper import Bed, until
 from tests.bed.services import NodeBed, node_on, shell
@@ -63,3 +65,48 @@ async def test_who_is_on_a_gpu_that_cannot_be_reset_for_that_reason_is_named(kee
         finally:
             foreign.kill()
             await foreign.wait()
+
+
+@pytest.mark.parametrize(
+    ("policy", "killed", "wanted", "reset"),
+    [
+        ("after-kill", True, False, True),
+        ("after-kill", False, False, False),
+        ("after-kill", False, True, True),
+        ("on-fault", True, False, False),
+        ("on-fault", False, True, True),
+        ("always", False, False, True),
+        ("never", True, True, False),
+    ],
+)
+def test_when_a_gpu_is_reset_is_for_reset_gpu_to_say(policy: Any, killed: bool, wanted: bool, reset: bool) -> None:
+    assert DeviceRules(may_reset=True, killed=killed, policy=policy).reset(wanted) is reset
+    assert not DeviceRules(may_reset=False, killed=killed, policy=policy).reset(wanted)
+
+
+@pytest.mark.parametrize(("policy", "resets"), [("always", 1), ("after-kill", 0)])
+async def test_a_plain_exit_is_followed_by_a_reset_only_where_it_is_always(
+    keeper: Bed, policy: str, resets: int
+) -> None:
+    service = shell("sleep 0.2", gpu=0, lock="lifetime", gpu_fd="optional", reset_gpu=policy)
+    async with node_on(keeper, one=service) as node:
+        await node.launch()
+        first = node.row("one")["pid"]
+        await node.new_pid("one", first)
+        assert read_state(node.folder, 0).resets == resets
+
+
+async def test_a_container_that_has_lost_its_gpu_is_no_reason_to_reset_it(
+    keeper: Bed,
+) -> None:
+    """nvidia-container-toolkit 48: a daemon-reload of systemd took the GPUs from containers."""
+    async with node_on(keeper, one=shell(SLEEP, gpu=0, lock="lifetime", gpu_fd="optional")) as node:
+        await node.launch()
+        before = await node.state("one", State.RUNNING)
+        await node.services.restart("one", "lost-gpu", kill=True, resets=False, pid=before["pid"])
+        await node.new_pid("one", before["pid"])
+        assert read_state(node.folder, 0).resets == 0
+        again = await node.state("one", State.RUNNING)
+        await node.services.restart("one", "dead", kill=True, pid=again["pid"])
+        await node.state("one", State.BACKOFF, State.STARTING)
+        await until(lambda: read_state(node.folder, 0).resets == 1, "a reset")

@@ -1,6 +1,7 @@
 """Services on a real keeper: launched, failing, waiting for their lock, stopped."""
 
 import asyncio
+import grp
 import json
 import os
 import signal
@@ -443,3 +444,11 @@ async def test_the_snapshot_is_json(keeper: Bed) -> None:
 def _write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+async def test_a_log_may_be_read_by_the_group_adm(keeper: Bed) -> None:
+    async with node_on(keeper, s=shell(SLEEP)) as node:
+        await node.launch()
+        await node.state("s", State.RUNNING)
+        found = os.stat(keeper.run / "s.log")
+        assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (0o640, 0, grp.getgrnam("adm").gr_gid)
