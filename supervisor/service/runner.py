@@ -268,6 +268,7 @@ class Runner:
         sidecar = self.sidecars.of_unit(unit)
         if sidecar is not None:
             sidecar.ready.said.take(pid, fields, now)
+            self.said.take(pid, {key: value for key, value in fields.items() if key.startswith("X_GPU_SECTION")}, now)
         elif self.pid in (main, None):  # the answer to its start may be read later than what it says then
             self.said.take(pid, fields, now)
         else:

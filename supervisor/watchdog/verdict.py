@@ -187,7 +187,7 @@ def _lawful(process: Process, service: ServiceSeen) -> bool:
     """
     if service.target.has_mutex or process.flock:
         return True
-    if service.job_mutex and process.unit != "/main":
+    if service.job_mutex and (process.unit is None or process.unit.startswith("/job-")):
         return True
     return any(other.flock and other.unit == process.unit for other in service.processes)
 

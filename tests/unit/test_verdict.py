@@ -248,8 +248,9 @@ def test_who_is_covered_by_the_mutex(lawful: ServiceSeen) -> None:
     assert Looks().at(100, lawful).kind is Kind.HEALTHY
 
 
-def test_the_mutex_of_a_job_does_not_cover_the_service_beside_it() -> None:
-    beside = seen(process(MAIN, Hold.HELD, unit="/main"), target=ON_DEMAND, job_mutex=True)
+@pytest.mark.parametrize("unit", ["/main", "/side-proxy", "/look-ready"])
+def test_the_mutex_of_a_job_does_not_cover_the_service_beside_it(unit: str) -> None:
+    beside = seen(process(MAIN, Hold.HELD, unit=unit), target=ON_DEMAND, job_mutex=True)
     assert Looks().at(100, beside).kind is Kind.DEVICE_WITHOUT_MUTEX
 
 
@@ -285,3 +286,12 @@ def test_a_graver_finding_wins_over_what_a_service_announced() -> None:
     looks = Looks()
     looks.at(100, seen(process(device=Hold.HELD), target=target))
     assert looks.at(101, seen(process(), target=target)).kind is Kind.LOST_GPU
+
+
+def test_a_service_whose_liveness_looks_fail_is_not_alive_once_a_second_look_says_so_too() -> None:
+    dead = seen(process(MAIN), target=replace(ON_DEMAND, not_alive="3 looks in a row failed: no answer within 5 s"))
+    looks = Looks()
+    first, second = looks.at(1000, dead), looks.at(1003, dead)
+    assert (first.kind, first.confirmed) == (Kind.NOT_ALIVE, False)
+    assert (second.kind, second.confirmed) == (Kind.NOT_ALIVE, True)
+    assert "no answer within 5 s" in second.evidence
