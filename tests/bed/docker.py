@@ -100,6 +100,8 @@ class Engine:
     def __init__(self, folder: Path, view: str) -> None:
         self.folder, self.view = folder, view
         self.cgroup = f"/gpuward-test-engine-{os.getpid()}-{view}"
+        self.elsewhere = f"/gpuward-test-elsewhere-{os.getpid()}-{view}"
+        """Where containers stand that were not asked to stand anywhere."""
         self.socket = folder / "docker.sock"
         self.hold = folder / "hold"
         """While it exists no container gets past the moment at which the engine calls its runtime."""
@@ -112,14 +114,23 @@ class Engine:
         script(folder / "runtime", f'case " $* " in *" create "*) {wait} ;; esac\nexec {binary("runc")} "$@"')
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Returns when it answers; at once, if it runs."""
+        if self.process is not None and self.process.poll() is None:
+            return
         group = Group.open(self.cgroup, make=True)
         group.close()
         options = [
             *("--data-root", str(self.folder / "data"), "--exec-root", str(self.folder / "exec")),
             *("--host", f"unix://{self.socket}", "--pidfile", str(self.folder / "pid")),
             *("--config-file", str(self.folder / "daemon.json"), "--exec-opt", "native.cgroupdriver=cgroupfs"),
-            *("--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs"),
+            *(
+                "--cgroup-parent",
+                self.elsewhere,
+                "--iptables=false",
+                "--ip6tables=false",
+                "--bridge=none",
+                "--storage-driver=vfs",
+            ),
             *("--add-runtime", f"held={self.folder / 'runtime'}", "--default-runtime", "held"),
         ]
         enter = ["sh", "-c", f'echo $$ > {mount_point()}{self.cgroup}/cgroup.procs; exec "$@"', "sh"]
@@ -176,7 +187,9 @@ class Engine:
                 ids = self.ask("ps", "--all", "--quiet").stdout.decode().split()
                 self.ask("rm", "--force", "--volumes", *ids, check=False)
             self.kill()
-        cleanup.remove_group(self.cgroup)
+        for path in (self.cgroup, self.elsewhere):
+            cleanup.remove_group(path)
+            remove_v1(path)
         unmount_below(self.folder)
 
 

@@ -67,6 +67,15 @@ class Node(NodeBed):
         rows = (self.status() or {"services": []})["services"]
         return next((row for row in rows if row["name"] == name), {"state": "unknown", "why": "", "pid": None})
 
+    def why(self, name: str, state: str) -> str:
+        """The reason of this state, once it is in it: both out of one answer, since a pause is short."""
+
+        def look() -> str | None:
+            row = self.row(name)
+            return str(row["why"]) if row["state"] == state else None
+
+        return self.until(look, 20)
+
     def log(self, name: str = "box") -> str:
         path = self.folder / "log" / f"{name}.log"
         return path.read_text() if path.exists() else ""
@@ -86,6 +95,7 @@ def engines() -> Iterator[Callable[[str], Engine]]:
         def get(view: str) -> Engine:
             if view not in made:
                 made[view] = stack.enter_context(engine_in(view))
+            made[view].start()
             return made[view]
 
         yield get
@@ -334,10 +344,10 @@ def test_what_an_earlier_run_left_is_removed_and_a_strangers_container_is_left_a
     node.until(lambda: node.row()["state"] == "running", 15)
     assert gone(left)
     assert one_engine.pid(NAME) != left
-    why = node.until(lambda: node.row("strange")["state"] == "backoff" and node.row("strange")["why"])
+    why = node.why("strange", "backoff")
     assert "gpuward-strange" in why
     assert "left alone" in why
-    why = node.until(lambda: node.row("missing")["state"] == "backoff" and node.row("missing")["why"])
+    why = node.why("missing", "backoff")
     assert "No such image" in why
     assert not gone(strange)
     one_engine.ask("rm", "--force", "gpuward-strange")
@@ -352,7 +362,7 @@ def test_a_container_ends_with_its_engine_and_runs_once_when_the_engine_is_back(
     first = one_engine.pid(NAME)
     one_engine.kill()
     node.until(lambda: gone(first))
-    why = node.until(lambda: node.row()["state"] == "backoff" and node.row()["why"])
+    why = node.why("box", "backoff")
     assert "the Docker engine cannot be asked" in why
     one_engine.start()
     node.until(lambda: node.row()["state"] == "running", 15)
@@ -370,8 +380,8 @@ exec {one_engine.client} "$@\""""
     node.add("box", *SLEEP, client=script(tmp_path / "deaf", deaf), socket=one_engine.socket)
     node.config["services"]["box"]["restart"] = {"backoff": ["60s"]}
     node.after_an_orderly_end().start()
-    why = node.until(lambda: node.row()["state"] == "backoff" and node.row()["why"], 20)
-    assert "was started in the cgroup /docker/" in why
+    why = node.why("box", "backoff")
+    assert f"was started in the cgroup {one_engine.elsewhere}/" in why
     assert not one_engine.containers()
 
 
@@ -432,7 +442,8 @@ def test_podman_runs_a_container_within_the_cgroup_of_its_service(podman: Path, 
 
     def inside() -> int | None:
         home = f"{service_cgroup(node)}/main/"
-        shells = [pid for pid, stat in proc.snapshot().items() if stat.comm == "sh" and cgroup_of(pid).startswith(home)]
+        live = [pid for pid, stat in proc.snapshot().items() if stat.comm == "sh" and stat.state not in "ZX"]
+        shells = [pid for pid in live if cgroup_of(pid).startswith(home)]
         return shells[0] if shells else None
 
     first = node.until(inside)
