@@ -11,7 +11,7 @@ compute on it, and killing one can wedge the GPU (dcgm-exporter 84). So is whate
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,8 @@ class Foreign:
         """Before anything of ours is started: whoever is on one of the GPUs is a stranger. Raises RuntimeError, which
         names no program: it is told to other nodes."""
         found = await asyncio.to_thread(self._on_devices, tuple(gpus))
+        if any(one.start_ticks is None for one in found):  # it may have ended since the driver was asked
+            found = await asyncio.to_thread(self._on_devices, await self._driver.facts(deadline=by))
         while found and self._policy == "terminate" and await self._end_all(found, by=by):
             found = await asyncio.to_thread(self._on_devices, await self._driver.facts(deadline=by))
         if found and self._policy == "ignore":
@@ -75,8 +77,8 @@ class Foreign:
 
     async def look(self, gpus: Iterable[GpuFacts], is_ours: Callable[[int], bool]) -> None:
         """While services run: who else the driver lists. Costs as much as there are processes on the GPUs."""
-        listed = {gpu.index: (gpu, gpu.pids or ()) for gpu in gpus}
-        found = [one for one in await asyncio.to_thread(self._identified, listed) if not is_ours(one.pid)]
+        listed = [one for gpu in gpus for one in await asyncio.to_thread(self._identified, gpu, gpu.pids or ())]
+        found = [one for one in listed if not is_ours(one.pid)]
         fresh = [one for one in found if (one.pid, one.start_ticks) not in self._told]
         self._told = {(one.pid, one.start_ticks) for one in found}
         if fresh and self._policy == "ignore":
@@ -88,21 +90,22 @@ class Foreign:
 
     def _on_devices(self, gpus: Iterable[GpuFacts]) -> list[Foreigner]:
         """By the open files of every process, and by the driver. Blocks."""
-        found = {}
+        found = []
         for gpu in gpus:
-            found[gpu.index] = (gpu, any_holder(holders(DeviceId.of(gpu.device))) | (gpu.pids or frozenset()))
-        return self._identified(found)
+            open_by = any_holder(holders(DeviceId.of(gpu.device)))
+            there = [one for one in self._identified(gpu, open_by) if one.start_ticks is not None]
+            found += there + self._identified(gpu, (gpu.pids or frozenset()) - open_by)
+        return found
 
-    def _identified(self, found: Mapping[int, tuple[GpuFacts, Collection[int]]]) -> list[Foreigner]:
-        """Without the monitors, and those that have ended meanwhile. Blocks."""
-        foreigners = []
-        for gpu, pids in found.values():
-            for pid in sorted(pids):
-                stat = proc.stat(pid)
-                program = _program(pid)
-                if program not in self._monitors:
-                    foreigners.append(Foreigner(gpu, pid, None if stat is None else stat.start_ticks, program))
-        return foreigners
+    def _identified(self, gpu: GpuFacts, pids: Collection[int]) -> list[Foreigner]:
+        """Without the monitors, and those that are just ending. Blocks."""
+        found = []
+        for pid in sorted(pids):
+            stat, program = proc.stat(pid), _program(pid)
+            ended = stat is not None and stat.state in "ZX" and proc.is_over(pid)
+            if program not in self._monitors and not ended:
+                found.append(Foreigner(gpu, pid, None if stat is None else stat.start_ticks, program))
+        return found
 
     async def _end_all(self, found: Iterable[Foreigner], *, by: float) -> bool:
         """At once. False: none of them can be ended."""

@@ -198,8 +198,7 @@ class Control:
 
     def _kill(self, packet: Packet, fds: list[int], reply: Any) -> None:
         service, unit = self._service(packet), _unit(packet)
-        if service.box is not None:
-            service.box.kill() if unit is None else service.box.kill_unit(unit)
+        self._keeper.services.kill(service, unit)
         if unit is None:
             self._keeper.jobs.kill(service.name)
         reply(None)

@@ -138,8 +138,10 @@ class CgroupBox:
         self.closed = False
 
     def unit(self, name: str) -> Group:
-        """A fresh cgroup: one that was killed takes nobody (spawn.birth_works)."""
-        self._group.remove_child(name)
+        """A fresh cgroup: one that was killed takes nobody (spawn.birth_works). Raises OSError while somebody of the
+        last one is still on the way out."""
+        if not self._group.remove_child(name):
+            raise OSError(errno.EBUSY, f"{name} is not empty yet")
         return self._group.make(name)
 
     def started(self, pid: int, unit: str | None) -> None:

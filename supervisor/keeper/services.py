@@ -270,7 +270,7 @@ class Services:
         """A start that came to nothing: the lock goes back if it was taken for it."""
         if taken or service.name not in self.all:
             self.release(service)
-        if service.box is not None:
+        if service.box is not None and not service.occupied:
             self._drop_box(service)
 
     def _stirred(self, service: Service, events: int) -> None:
@@ -280,7 +280,7 @@ class Services:
     def look(self, service: Service) -> None:
         """Tell `empty` once, after `exited`."""
         if service.occupied and not service.running and not (service.box and service.box.populated()):
-            service.occupied = False
+            service.occupied = service.expected = False
             if self.all.get(service.name) is service:
                 self._event("empty", service=service.name)
 
@@ -358,6 +358,14 @@ class Services:
                 finally:
                     os.close(pidfd)
         return count
+
+    def kill(self, service: Service, unit: str | None) -> None:
+        """SIGKILL to all of it, or to one unit. Nothing can be born in a box that was killed (spawn.birth_works)."""
+        if service.box is not None and unit is not None:
+            service.box.kill_unit(unit)
+        elif service.box is not None:
+            service.expected = False
+            service.box.kill()
 
     def release(self, service: Service) -> None:
         """Close our duplicate of its lock."""

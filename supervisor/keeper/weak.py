@@ -26,7 +26,8 @@ class WeakBox:
         self.clone_fd: int | None = None
         self.direct = True
         self.events: int | None = None
-        self._sessions: dict[int, str | None] = {}
+        self._sessions: dict[str, int] = {}
+        """unit → its latest session."""
 
     def unit(self, name: str) -> None:
         """A session of its own is all there is."""
@@ -34,8 +35,10 @@ class WeakBox:
     def started(self, pid: int, unit: str | None) -> None:
         """The session of this pid is the service's."""
         if self._name is not None:
-            self._sessions[pid] = unit
-            self._term.mains[pid] = self._name
+            self._term.mains.pop(self._sessions.get(unit or MAIN, 0), None)
+            self._sessions[unit or MAIN] = pid
+            found = proc.stat(pid)
+            self._term.mains[pid] = (self._name, 0 if found is None else found.start_ticks)
 
     def kill_unit(self, name: str) -> None:
         """SIGKILL in rounds to what stands in the unit's session."""
@@ -44,9 +47,7 @@ class WeakBox:
     def unit_of(self, pid: int) -> str | None:
         """By its session."""
         found = proc.stat(pid)
-        if found is None or found.session not in self._sessions:
-            return None
-        return self._sessions[found.session] or MAIN
+        return next((unit for unit, session in self._sessions.items() if found and found.session == session), None)
 
     def kill(self) -> None:
         """SIGKILL in rounds, until nothing of it is left or nothing can be signalled."""
@@ -82,7 +83,7 @@ class WeakBox:
 
     def close(self) -> None:
         """Forget it: its first pid may be reused from now on."""
-        for pid in self._sessions:
+        for pid in self._sessions.values():
             self._term.mains.pop(pid, None)
         if self in self._term.jobs and self._job is not None:
             os.close(self._job[2])
@@ -95,7 +96,8 @@ class WeakTerm:
     def __init__(self, token: int) -> None:
         self.token = token
         self.events: int | None = None
-        self.mains: dict[int, str] = {}
+        self.mains: dict[int, tuple[str, int]] = {}
+        """pid of a first process → its service, and its start ticks: the pid may come again."""
         self.jobs: list[WeakBox] = []
         self._known: dict[tuple[int, int], str] = {}
 
@@ -123,7 +125,7 @@ class WeakTerm:
             name = (
                 self._by_ancestors(table, pid)
                 or self._known.get((pid, entry.start_ticks))
-                or self.mains.get(entry.session)
+                or self._by_session(table, entry)
                 or proc.environ_value(pid, "GPUWARD_SERVICE")
             )
             if name is not None:
@@ -134,13 +136,21 @@ class WeakTerm:
 
     def _by_ancestors(self, table: dict[int, proc.Stat], pid: int) -> str | None:
         for _ in range(len(table)):
-            if pid in self.mains:
-                return self.mains[pid]
             entry = table.get(pid)
+            name, ticks = self.mains.get(pid, ("", 0))
+            if name and entry is not None and entry.start_ticks == ticks:
+                return name
             if entry is None or entry.ppid == os.getpid():
                 return None
             pid = entry.ppid
         return None
+
+    def _by_session(self, table: dict[int, proc.Stat], entry: proc.Stat) -> str | None:
+        """A pid does not come again while it names a session."""
+        name, ticks = self.mains.get(entry.session, ("", 0))
+        leader = table.get(entry.session)
+        known = leader is None or leader.start_ticks == ticks
+        return name if name and known and entry.start_ticks >= ticks else None
 
     def members(self) -> list[tuple[int, int]]:
         """(pid, start ticks) of all that lives."""

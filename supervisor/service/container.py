@@ -33,7 +33,7 @@ from supervisor.files import write_atomically
 from supervisor.gpu.aside import Aside
 from supervisor.gpu.driver import GpuFacts
 from supervisor.keeper.places import GATE
-from supervisor.keeper.protocol import NOTIFY_FOLDER
+from supervisor.keeper.protocol import LOOK, NOTIFY_FOLDER, SIDECAR
 from supervisor.service.footprint import Footprint
 
 FOLDER = "containers"
@@ -157,9 +157,19 @@ def is_below(path: str | None, cgroup: str) -> bool:
 
 
 def inner(footprint: Footprint) -> list[int]:
-    """Processes of the service without those that stand where its client stands: what runs in the container."""
+    """Processes of the service without its client and what stands with it, its sidecars, looks and jobs: what runs
+    in the container."""
     own = proc.cgroup_path(footprint.pid)
-    return [pid for pid in footprint.pids() if pid != footprint.pid and proc.cgroup_path(pid) != own]
+    return [
+        pid
+        for pid in footprint.pids()
+        if pid != footprint.pid and (path := proc.cgroup_path(pid)) != own and not _is_beside(path, footprint)
+    ]
+
+
+def _is_beside(path: str | None, footprint: Footprint) -> bool:
+    own = f"{footprint.cgroup}/"
+    return path is not None and path.startswith(own) and path[len(own) :].startswith((SIDECAR, LOOK, "job-"))
 
 
 def signal_inner(footprint: Footprint, signum: int) -> int:

@@ -41,20 +41,22 @@ class Ending:
             return None
         self._pids = {footprint.pid, *footprint.pids()}
         if ended.graceful:
-            if not ended.by_itself:
-                await self._hand.terminate()
             patience = self._spec.stop_timeout if ended.patience is None else ended.patience
-            if await self._until_empty(self._shared.clock.now() + patience, patient=True):
+            deadline = self._shared.clock.now() + patience
+            if ended.by_itself:
+                await self._until(lambda: not footprint.main_lives(), deadline, patient=True)
+            await self._hand.terminate()
+            if await self._until(self._hand.empty, deadline, patient=True):
                 return None
         self._pids |= set(footprint.pids())
         await self._hand.kill()
-        if await self._until_empty(self._shared.clock.now() + KILL_WAIT, patient=False):
+        if await self._until(self._hand.empty, self._shared.clock.now() + KILL_WAIT, patient=False):
             return None
         return f"survived SIGKILL: {', '.join(map(str, footprint.pids()))} ({ended.why})"
 
-    async def _until_empty(self, deadline: float, *, patient: bool) -> bool:
-        """True when nothing is left. While `patient`, a Stop's own time wins, and an impatient one ends the wait."""
-        while not self._hand.empty():
+    async def _until(self, done: Callable[[], bool], deadline: float, *, patient: bool) -> bool:
+        """True when it is so. While `patient`, a Stop's own time wins, and an impatient one ends the wait."""
+        while not done():
             stop = self._stop()
             if patient and stop is not None:
                 deadline = min(deadline, stop.by if stop.graceful else 0.0)

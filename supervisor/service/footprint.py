@@ -44,6 +44,11 @@ class Footprint:
                 return []
             raise
 
+    def main_lives(self) -> bool:
+        """The main process has not ended."""
+        found = proc.stat(self.pid)
+        return found is not None and found.start_ticks == self.start_ticks and found.state not in "ZX"
+
     def empty(self) -> bool:
         """True when no live process is left. A removed cgroup is empty for ever."""
         if self.cgroup is None:
@@ -84,11 +89,14 @@ class Footprint:
             self._group = None
 
     def _kin(self) -> list[int]:
-        """The main process, its session, and all descendants of either.
+        """The main process, its session, and all descendants of either. Nobody, where the main process is not known:
+        session 0 is the kernel's.
 
         Once the main process is gone its pid could be another's: then only the session counts, which stays reserved
         as long as a member lives (a pid is not reused while it names a session, pid_namespaces(7) and kernel/pid.c).
         """
+        if self.pid == 0:
+            return []
         processes = proc.snapshot()
         main = processes.get(self.pid)
         kin = {pid for pid, found in processes.items() if found.session == self.pid and self._is_later(found)}

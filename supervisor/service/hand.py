@@ -19,7 +19,7 @@ from supervisor.config.schema import Service
 from supervisor.gpu.aside import Aside, StillStuckError
 from supervisor.gpu.driver import GpuDriver, GpuFacts
 from supervisor.keeper.client import KeeperGone, KeeperRefused, KeeperSilent
-from supervisor.keeper.protocol import LOOK, MAIN
+from supervisor.keeper.protocol import LOOK, MAIN, SIDECAR
 from supervisor.service import container
 from supervisor.service.container import ContainerError, OutsideError
 from supervisor.service.footprint import Footprint
@@ -125,7 +125,7 @@ class Hand:
             size = await self._log_size()
             order = await self._order(token, sidecar)
             if not wanted():
-                return Ended("asked to stop", failure=False)
+                return Ended("asked to stop", failure=False, graceful=True)
             pid = await self._stand(order)
         except NOT_STARTED as error:
             return self._not_started(error, sidecar)
@@ -148,9 +148,10 @@ class Hand:
 
     def _not_started(self, error: Exception, sidecar: str | None) -> Busy | Ended:
         found = self._why_not(error)
-        if sidecar is None or isinstance(found, Busy):
+        if isinstance(found, Busy):
             return found
-        return replace(found, why=f"sidecar {sidecar}: {found.why}")
+        why = found.why if sidecar is None else f"sidecar {sidecar}: {found.why}"
+        return replace(found, why=why, graceful=self.footprint is not None)  # sidecars may be up
 
     def _why_not(self, error: Exception) -> Busy | Ended:
         match error:
@@ -169,7 +170,8 @@ class Hand:
         """Run a command beside its processes: None if it leaves with 0 within so many seconds, else what it did.
         Raises NoLookError."""
         ended = self._looks[look] = asyncio.get_running_loop().create_future()
-        deadline = self._shared.clock.now() + patience
+        began = self._shared.clock.now()
+        deadline = began + patience
         try:
             order = await self._aside(
                 lambda: make_look_order(self._name, look, words, self._spec, self._shared.where, token=token)
@@ -179,13 +181,17 @@ class Hand:
                 status = await ended
         except TimeoutError:
             await self._ask("kill", unit=LOOK + look)
+            if self._shared.lost_at() >= began:
+                raise NoLookError("its end may have been told to nobody") from None
             return f"`{words[0]}` did not end within {patience:g} s"
         except KeeperRefused as refusal:
-            if refusal.error != "exec":
+            if refusal.error == "running":  # a supervisor before us began it, and it hangs
+                await self._ask("kill", unit=LOOK + look)
+            if refusal.error != "exec" or refusal.fields.get("stage") == "clone":
                 raise NoLookError(str(refusal)) from None
             return f"`{words[0]}`: {refusal.fields.get('message', refusal)}"
         except (KeeperGone, OrderError, StillStuckError, OSError, ValueError) as error:
-            raise NoLookError(str(error)) from None
+            raise NoLookError(str(error), lasting=isinstance(error, OrderError)) from None
         finally:
             del self._looks[look]
         if status is None:
@@ -220,13 +226,19 @@ class Hand:
             self.adopt(Footprint.of(found), holds_lock=found["lock"] is not None, empty=found["empty"])
 
     async def terminate(self) -> None:
-        """SIGTERM to every process of it."""
-        await self._signal(signal.SIGTERM)
+        """SIGTERM to every process of it; of a container to what runs inside, and not to its client."""
+        if self._signal_inside(signal.SIGTERM) == 0:
+            await self._ask("signal", signal=int(signal.SIGTERM))
+            return
+        for name in self._spec.sidecars:
+            await self._ask("signal", signal=int(signal.SIGTERM), unit=SIDECAR + name)
 
     async def drain(self) -> None:
         """Its `drain_signal`, if it has one, to its processes; sidecars and jobs do not know of it."""
         if self._spec.drain_signal is not None:
-            await self._signal(signal.Signals[f"SIG{self._spec.drain_signal}"], unit=MAIN)
+            signum = signal.Signals[f"SIG{self._spec.drain_signal}"]
+            if self._signal_inside(signum) == 0:
+                await self._ask("signal", signal=int(signum), unit=MAIN)
 
     async def kill(self) -> None:
         """SIGKILL to every process of it; by ourselves where the keeper does not do it."""
@@ -321,9 +333,11 @@ class Hand:
         except (ContainerError, StillStuckError, OSError) as error:
             self._shared.tell(f"{self._name}: adopted, but where its container stands is not known: {error}")
 
-    async def _signal(self, signum: signal.Signals, **fields: str) -> None:
-        if self._runtime is None or self.footprint is None or container.signal_inner(self.footprint, signum) == 0:
-            await self._ask("signal", signal=int(signum), **fields)
+    def _signal_inside(self, signum: signal.Signals) -> int:
+        """To what runs in its container; how many got it."""
+        if self._runtime is None or self.footprint is None:
+            return 0
+        return container.signal_inner(self.footprint, signum)
 
     async def _hello(self) -> dict[str, Any]:
         return await self._shared.keeper.call("hello", deadline=self._shared.clock.now() + CALL_LIMIT)

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 from election.clock import Clock
 from supervisor.config.schema import Liveness, Readiness
+from supervisor.service.probe import PATIENCE
 from supervisor.service.said import Said
 
 EVERY = 2.0
 """Seconds between looks at whether it is ready."""
+LATE = 1.0
+"""Seconds over its time that a look may be told late; what failed then may have been our own standing still."""
+RECENT = EVERY + PATIENCE + LATE
+"""Seconds for which the finding of a look says something."""
 TROUBLES = 3
 """Looks in a row that must find a running service not ready, before it is called unready."""
 
@@ -20,6 +25,11 @@ Look = Callable[[], Awaitable[str | None]]
 
 class NoLookError(Exception):
     """It could not be looked at, through no fault of its own."""
+
+    def __init__(self, why: str, *, lasting: bool = False) -> None:
+        super().__init__(why)
+        self.lasting = lasting
+        """It cannot as it is configured: nor could it be started."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,7 @@ class Ready:
         self.said = Said()
         """What its processes told by sd_notify in this run."""
         self._began = self._from = 0.0
+        self._seen_at = self._unknown_until = 0.0
         self._trouble = ""
         self._troubles = 0
         self._looking: asyncio.Task[None] | None = None
@@ -48,9 +59,9 @@ class Ready:
         """Its run began then; its time to become ready counts from `counts_from` at the earliest. `found` gets what
         each look finds, to be given to `seen` by the one whose run this is."""
         self._began, self._from = began, max(began, counts_from)
-        self._trouble, self._troubles = "", 0
+        self._trouble, self._troubles, self._seen_at = "", 0, self._clock.now()
         if self._spec is not None and self._spec.notify is None:
-            self._looking = asyncio.create_task(_again_and_again(look, found, EVERY, self._clock))
+            self._looking = asyncio.create_task(_again_and_again(look, found, EVERY, PATIENCE, self._clock))
 
     def end(self) -> None:
         """No more looks."""
@@ -60,6 +71,7 @@ class Ready:
 
     def seen(self, trouble: str | None) -> None:
         """What a look has found."""
+        self._seen_at = self._clock.now()
         self._troubles = 0 if trouble is None else self._troubles + 1
         self._trouble = trouble or ""
 
@@ -75,7 +87,7 @@ class Ready:
             return self._began + self._ready_after
         if self._spec.notify and self.said.ready:
             return self._began
-        return max(self._from + self._spec.timeout, self.said.more_until)
+        return max(self._from + self._spec.timeout, self.said.more_until, self._unknown_until)
 
     def decide(self, now: float, *, lost_at: float) -> IsReady | TooLate | None:
         """None: not yet. What it said before `lost_at` may have reached nobody."""
@@ -87,7 +99,10 @@ class Ready:
             return None
         if self._spec.notify and lost_at >= self._began:
             return IsReady("its READY=1 may have been lost, so it is taken for ready")
-        missing = "it has not said READY=1" if self._spec.notify else self._trouble or "it was not looked at"
+        if self._spec.notify is None and now - self._seen_at > RECENT:  # it cannot be looked at: that is not its fault
+            self._unknown_until = now + RECENT
+            return None
+        missing = "it has not said READY=1" if self._spec.notify else self._trouble
         return TooLate(f"not ready within {self._spec.timeout:g} s ({missing})")
 
 
@@ -105,7 +120,13 @@ class Alive:
         self.end()
         if self._spec is not None:
             self._looking = asyncio.create_task(
-                _again_and_again(look, lambda trouble: self._seen(trouble, excused()), self._spec.every, self._clock)
+                _again_and_again(
+                    look,
+                    lambda trouble: self._seen(trouble, excused()),
+                    self._spec.every,
+                    self._spec.timeout,
+                    self._clock,
+                )
             )
 
     def end(self) -> None:
@@ -129,9 +150,13 @@ class Alive:
         return f"{self._troubles} looks in a row failed: {self._trouble}"
 
 
-async def _again_and_again(look: Look, found: Callable[[str | None], None], every: float, clock: Clock) -> None:
+async def _again_and_again(
+    look: Look, found: Callable[[str | None], None], every: float, patience: float, clock: Clock
+) -> None:
     while True:
         began = clock.now()
         with contextlib.suppress(NoLookError):
-            found(await look())
+            trouble = await look()
+            if trouble is None or clock.now() <= began + patience + LATE:
+                found(trouble)
         await clock.sleep_until(began + every)

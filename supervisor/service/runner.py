@@ -32,7 +32,7 @@ from supervisor.service.messages import (
     Stopping,
     describe,
 )
-from supervisor.service.ready import Alive, IsReady, Look, Ready, TooLate
+from supervisor.service.ready import Alive, IsReady, Look, NoLookError, Ready, TooLate
 from supervisor.service.record import Record, spec_hash
 from supervisor.service.said import Said
 from supervisor.service.sidecar import Sidecars, ended
@@ -80,6 +80,8 @@ class Runner:
         self._account = restart.CLEAR
         self._policy = restart.Policy(spec.restart.window, tuple(spec.restart.backoff), spec.restart.healthy)
         self._healthy_since: float | None = None
+        self._blind = ""
+        """Why it could not be looked at, as last told."""
         self._was_ready = False
         """Its present run has become ready."""
         self._shared = shared
@@ -371,7 +373,9 @@ class Runner:
             self._end(Ended(self._stop_why(), failure=False, graceful=self._stop.graceful))
         elif isinstance(message, Exited | Stopping) and drains and self._has(message.pid):
             self._stop = Stop(float("inf"), graceful=True, operator=True)
-            self._end(Ended("has drained", failure=False, graceful=True, by_itself=isinstance(message, Stopping)))
+            gone = self.sidecars.of_pid(message.pid)
+            why = "has drained" if gone is None or isinstance(message, Stopping) else ended(gone, message.status).why
+            self._end(Ended(why, failure=False, graceful=True, by_itself=isinstance(message, Stopping)))
         elif isinstance(message, Exited) and message.pid == self.pid:
             self._end(self._exit(message.status))
         elif isinstance(message, Stopping) and message.pid == self.pid:
@@ -400,10 +404,14 @@ class Runner:
         self._to(State.RUNNING, why)
         self._healthy_since = self.said.heard_at = self._shared.clock.now()
         self._was_ready = True
-        self._alive.begin(self._look_at(self.spec.liveness), excused=lambda: bool(self.said.sections))
+        self._alive.begin(self._look_at(self.spec.liveness), excused=self._is_excused)
         if self._drains:
             self._drains = False
             self._to(State.DRAINING, "drains since before the supervisor was restarted")
+
+    def _is_excused(self) -> bool:
+        """It works on the GPU, as it says, or somebody has frozen it: that it does not answer means nothing."""
+        return bool(self.said.sections) or (self.hand.footprint is not None and self.hand.footprint.frozen())
 
     def _probed(self, trouble: str | None) -> None:
         """Not ready while it runs: told, and nothing is killed for it."""
@@ -440,9 +448,20 @@ class Runner:
             if at.command is None:
                 return await probe.look(at, patience)
             name = "alive" if isinstance(at, Liveness) else "ready"
-            return await self.hand.look(name, at.command, self._token, patience)
+            try:
+                return await self.hand.look(name, at.command, self._token, patience)
+            except NoLookError as error:
+                self._tell_blind(str(error))
+                if error.lasting and isinstance(at, Readiness):
+                    return f"it cannot be looked at: {error}"
+                raise
 
         return look
+
+    def _tell_blind(self, why: str) -> None:
+        if why != self._blind:
+            self._blind = why
+            self._shared.tell(f"{self.name}: it cannot be looked at: {why}")
 
     def _look_no_more(self) -> None:
         self._alive.end()

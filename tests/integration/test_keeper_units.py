@@ -1,14 +1,19 @@
 """Sidecars, and looks from inside: further processes in the cgroup of a service."""
 
+import asyncio
+import errno
 import os
+import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from election.clock import boot_time
 from supervisor import proc
 from supervisor.keeper.client import KeeperRefused
-from tests.bed.keeper import Bed
+from tests.bed.keeper import Bed, soon
 
 SLEEP = ("sleep", "1000")
 
@@ -60,6 +65,18 @@ async def test_the_lock_is_taken_before_the_sidecars_which_do_not_get_it(keeper:
     await keeper.start(1, "other", *SLEEP, lock=0)
 
 
+async def _as_soon_as_it_is_empty(keeper: Bed) -> dict[str, Any]:
+    """What was killed may take a moment to be gone; until then there is no second one beside it."""
+    end = soon()
+    while True:
+        try:
+            return await keeper.start(1, "s", "true", unit="look-ready")
+        except KeeperRefused as refusal:
+            if refusal.fields["errno"] != errno.EBUSY or boot_time() > end:
+                raise
+            await asyncio.sleep(0.01)
+
+
 async def test_a_look_starts_only_beside_a_service_that_runs(any_keeper: Bed) -> None:
     keeper = any_keeper
     await keeper.arm(1)
@@ -74,7 +91,7 @@ async def test_a_look_starts_only_beside_a_service_that_runs(any_keeper: Bed) ->
         await keeper.start(1, "s", "true", unit="look-ready")
     await keeper.call("kill", service="s", unit="look-ready")
     await keeper.event("exited", service="s", pid=look["pid"])
-    look = await keeper.start(1, "s", "true", unit="look-ready")
+    look = await _as_soon_as_it_is_empty(keeper)
     await keeper.event("exited", service="s", pid=look["pid"], status=0)
     with pytest.raises(KeeperRefused, match="runs already"):
         await keeper.start(1, "s", *SLEEP, unit="side-late")
@@ -105,3 +122,33 @@ async def test_no_other_names_are_taken_for_units(keeper: Bed, unit: object) -> 
     await keeper.arm(1)
     with pytest.raises(KeeperRefused, match="malformed"):
         await keeper.start(1, "s", *SLEEP, unit=unit)
+
+
+async def test_what_cannot_be_started_beside_a_service_leaves_it_its_cgroup(keeper: Bed) -> None:
+    await keeper.arm(1)
+    main = await keeper.start(1, "s", *SLEEP)
+    limits = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir(f"/proc/{keeper.pid}/fd"))
+    resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (used + 1, limits[1]))  # as ENOMEM or RLIMIT_NPROC would
+    try:
+        with pytest.raises(KeeperRefused, match="no child"):
+            await keeper.start(1, "s", "true", unit="look-ready")
+    finally:
+        resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, limits)
+    assert (await keeper.call("hello"))["services"]["s"]["cgroup"] == main["cgroup"]
+    await keeper.call("kill", service="s")
+    await keeper.event("empty", service="s")
+    assert not _lives(main["pid"])
+
+
+async def test_sidecars_that_were_killed_make_room_for_a_fresh_cgroup(keeper: Bed) -> None:
+    """Nothing can be born in a cgroup that was killed."""
+    await keeper.arm(1)
+    side = await keeper.start(1, "s", *SLEEP, unit="side-proxy")
+    await keeper.call("kill", service="s")
+    await keeper.event("exited", service="s", pid=side["pid"])
+    await keeper.event("empty", service="s")
+    side = await keeper.start(1, "s", *SLEEP, unit="side-proxy")
+    main = await keeper.start(1, "s", *SLEEP)
+    assert _lives(side["pid"])
+    assert _lives(main["pid"])

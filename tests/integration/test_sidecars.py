@@ -1,5 +1,6 @@
 """Sidecars, commands that look at a service, and liveness: with real processes on a real keeper."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 
 from supervisor import proc
-from supervisor.config.schema import Liveness, Readiness, Sidecar
+from supervisor.config.schema import Liveness, Readiness, Service, Sidecar
+from supervisor.service.footprint import Footprint
 from supervisor.service.requests import Verb
 from supervisor.service.states import State
-from tests.bed.keeper import Bed, until
+from tests.bed.keeper import Bed, soon, until
 from tests.bed.services import NodeBed, node_on, shell, spec
 
 SLEEP = ("sleep", "1000")
@@ -188,3 +190,69 @@ open("{keeper.run}/done", "a").write("done\\n")
         await node.new_pid("s", before["pid"])
         assert (keeper.run / "done").read_text().startswith("done\n")
         assert not (keeper.run / "told").exists()
+
+
+async def _come_back(node: NodeBed, name: str, service: Service) -> tuple[NodeBed, "asyncio.Task[None]"]:
+    """As after the loss of the supervisor: its runner is gone, and another one adopts what the keeper has."""
+    task = node.services._tasks.pop(name)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    hello = await node.bed.call("hello")
+    other = NodeBed(node.bed, {name: service}, node.driver, node.folder)
+    other.gpus.update(node.gpus)
+    monitor = asyncio.create_task(other.services.run())
+    await other.services.adopt(1, hello["services"], hello["held"], deadline=soon())
+    return other, monitor
+
+
+async def _end(other: NodeBed, monitor: "asyncio.Task[None]") -> None:
+    await other.services.fence_now()
+    monitor.cancel()
+    await asyncio.gather(monitor, return_exceptions=True)
+
+
+async def test_a_supervisor_that_finds_sidecars_alone_starts_anew_and_takes_nobody_else_for_them(
+    any_keeper: Bed,
+) -> None:
+    """In weak containment a service is known by its session, and the kernel's own threads have session 0."""
+    service = spec(*SLEEP, sidecars={"a": sidecar(*SLEEP, ready_after=1)})
+    async with node_on(any_keeper, s=service) as node:
+        await node.launch()
+        first = await until(lambda: _sidecars(node)["a"]["pid"], "the sidecar")
+        found = Footprint.of((await any_keeper.call("hello"))["services"]["s"])
+        assert set(found.pids()) <= {first}
+        found.close()
+        other, monitor = await _come_back(node, "s", service)
+        try:
+            await other.state("s", State.RUNNING)
+            assert not _lives(first)
+            assert other.row("s")["failures"] == 0
+        finally:
+            await _end(other, monitor)
+
+
+async def test_a_look_of_a_lost_supervisor_that_hangs_is_no_failure_of_its_service(keeper: Bed) -> None:
+    """The first look hangs; each later one says that the service is ready."""
+    first = keeper.run / "first"
+    look = ("sh", "-c", f"test -e {first} && exit 0; touch {first}; exec sleep 1000")
+    service = spec(*SLEEP, readiness=Readiness(command=look, timeout=100))
+    async with node_on(keeper, s=service) as node:
+        await node.launch()
+        await until(first.exists, "a look")
+        pid = node.row("s")["pid"]
+        other, monitor = await _come_back(node, "s", service)
+        try:
+            assert (await other.state("s", State.RUNNING, seconds=30))["pid"] == pid
+        finally:
+            await _end(other, monitor)
+
+
+async def test_sidecars_that_had_to_be_killed_are_followed_by_one_failure_and_a_fresh_start(keeper: Bed) -> None:
+    deaf = sidecar("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+    second = keeper.run / "second"
+    fails = sidecar("sh", "-c", f"test -e {second} && exec sleep 1000; touch {second}; exit 1", ready_after=0.5)
+    service = spec(*SLEEP, stop_timeout=0.3, sidecars={"deaf": deaf, "fails": fails})
+    async with node_on(keeper, s=service) as node:
+        await node.launch()
+        assert (await node.state("s", State.RUNNING))["failures"] == 1
+        assert not any("SIGKILL" in event for event in node.events)
