@@ -445,16 +445,19 @@ class Runner:
         async def look() -> str | None:
             assert at is not None
             patience = at.timeout if isinstance(at, Liveness) else probe.PATIENCE
-            if at.command is None:
-                return await probe.look(at, patience)
-            name = "alive" if isinstance(at, Liveness) else "ready"
             try:
+                if at.command is None:
+                    return await probe.look(at, patience)
+                name = "alive" if isinstance(at, Liveness) else "ready"
                 return await self.hand.look(name, at.command, self._token, patience)
             except NoLookError as error:
                 self._tell_blind(str(error))
                 if error.lasting and isinstance(at, Readiness):
                     return f"it cannot be looked at: {error}"
                 raise
+            except Exception as error:
+                self._tell_blind(f"a fault of the supervisor: {error!r}")
+                raise NoLookError(repr(error)) from error
 
         return look
 

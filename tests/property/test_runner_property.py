@@ -150,7 +150,7 @@ class NodeLife(RuleBasedStateMachine):
         """Without it there is no take-over and no resumption, and so nothing to see here."""
         self.machine.next_start = self.machine.next_start.replace("gone", "")
 
-    async def _look(self, _: Readiness) -> str | None:
+    async def _look(self, _: Readiness, _patience: float) -> str | None:
         await asyncio.sleep(0)
         return self.trouble
 
