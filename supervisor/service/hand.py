@@ -211,7 +211,7 @@ class Hand:
         self.footprint, self.holds_lock, self.emptied = footprint, holds_lock, empty
         self.pid = footprint.pid or None
         self._keeper_lost = self.uncertain = False
-        if self._runtime is not None and footprint.cgroup is not None:
+        if self._runtime is not None and footprint.cgroup is not None and self.pid is not None:
             self._look = asyncio.create_task(self._look_at_adopted(self._runtime, footprint), name=f"look-{self._name}")
 
     async def find(self) -> None:

@@ -253,7 +253,7 @@ class Runner:
             why=self.why,
             held=self.held,
             restarts=self.restarts,
-            executable=self.spec.command[0],
+            executable=self.spec.program,
             account=self._account,
             pid=self.pid,
             start_ticks=None if footprint is None or self.pid is None else footprint.start_ticks,

@@ -101,6 +101,7 @@ class Sidecars:
 
     def _is_up(self, sidecar: Sidecar, why: str) -> str:
         sidecar.state = SidecarState.RUNNING
+        sidecar.ready.end()
         return f"sidecar {sidecar.name} is ready: {why}"
 
     def look_no_more(self) -> None:
