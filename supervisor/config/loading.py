@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -233,11 +233,15 @@ def _kind(value: object) -> str:
 
 def _known(section: Where) -> list[str]:
     """The keys that the section may have."""
-    model: Any = Config
-    for part in (section[0], *section[2:]) if section[:1] == ("services",) else section:
-        kind = model.model_fields[part].annotation
-        model = next((arg for arg in get_args(kind) if hasattr(arg, "model_fields")), kind)
-    return list(model.model_fields)
+    kind: Any = Config
+    for part in section:
+        if get_origin(kind) is dict:  # by names
+            kind = get_args(kind)[1]
+        else:
+            kind = kind.model_fields[part].annotation
+            if get_origin(kind) is not dict:
+                kind = next((arg for arg in get_args(kind) if hasattr(arg, "model_fields")), kind)
+    return list(kind.model_fields)
 
 
 def _missing_gpus(merged: _Merged) -> list[Problem]:

@@ -25,6 +25,31 @@ def test_every_error_is_told_at_once_with_file_line_and_path(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.parametrize("section", ["", "readiness", "liveness", "restart", "log", "sidecars.proxy"])
+def test_an_unknown_key_in_any_section_of_a_service_is_told_with_the_one_that_was_meant(
+    tmp_path: Path, section: str
+) -> None:
+    nested = {
+        "readiness": "{notify: true, timout: 1m}",
+        "liveness": "{tcp: '127.0.0.1:1', timout: 1s}",
+        "restart": "{windo: 5m}",
+        "log": "{kep: 3}",
+        "sidecars.proxy": "{proxy: {command: [sleep, 60], usr: root}}",
+    }
+    text = SMALL + (f"    {section.partition('.')[0]}: {nested[section]}\n" if section else "    ster_timeout: 5s\n")
+    problem = one_problem(tmp_path, text)
+    assert (problem.line, problem.found) == (13, "an unknown key")
+    assert problem.path.startswith(".".join(filter(None, ["services.trainer", section])) + ".")
+    assert problem.hint.startswith("did you mean ")
+
+
+def test_an_unknown_key_of_a_sidecars_readiness_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    text = SMALL + "    sidecars: {proxy: {command: [sleep, 60], readiness: {notfy: true, notify: true}}}\n"
+    problem = one_problem(tmp_path, text)
+    assert problem.path == "services.trainer.sidecars.proxy.readiness.notfy"
+    assert problem.hint == "did you mean notify?"
+
+
 def test_services_come_from_the_folder_beside_the_file_too(tmp_path: Path) -> None:
     write(tmp_path / "services.d", ONE_MORE, "more.yml")
     write(tmp_path / "services.d", "not: [read", ".hidden.yml")
