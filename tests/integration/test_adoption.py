@@ -531,7 +531,7 @@ def test_a_pause_goes_on_over_a_restart_of_the_supervisor(make_node: Make) -> No
 
     before = node.until(lambda: (row := broken())["state"] == "backoff" and row)
     record = node.run / "services" / "broken.json"
-    node.until(lambda: json.loads(record.read_text())["next_at"])
+    node.until(lambda: record.exists() and json.loads(record.read_text())["next_at"])
     node.kill()
     node.start()
     node.until(node.leads)

@@ -40,8 +40,8 @@ while True:
 
 
 def _polite(run: Path) -> Sidecar:
-    """It notes its SIGTERM."""
-    script = f"trap 'echo TERM > {run}/told; exit 0' TERM; while :; do sleep 0.05; done"
+    """It notes its SIGTERM, once `listens` is there."""
+    script = f"trap 'echo TERM > {run}/told; exit 0' TERM; : > {run}/listens; while :; do sleep 0.05; done"
     return Sidecar(command=("sh", "-c", script), ready_after=0.1)
 
 
@@ -70,6 +70,7 @@ async def test_once_a_service_that_said_stopping_has_ended_its_sidecars_are_told
         await node.launch()
         before = await node.state("s", State.RUNNING)
         await until((keeper.run / "armed").exists, "its handler")
+        await until((keeper.run / "listens").exists, "the sidecar's handler")
         if drains:
             await node.services.request("s", Verb.DRAIN, no_start="")
             await node.state("s", State.STOPPED, seconds=30)
@@ -85,6 +86,7 @@ async def test_a_signal_for_the_inside_of_a_container_spares_the_sidecars_and_a_
     async with node_on(keeper, s=spec(*SLEEP, drain_signal="USR1", stop_timeout=5, sidecars=sidecars)) as node:
         await node.launch()
         row = await node.state("s", State.RUNNING)
+        await until((keeper.run / "listens").exists, "the sidecar's handler")
         runner = node.services.runners["s"]
         inside = await asyncio.create_subprocess_exec(*SLEEP)
         footprint: Any = runner.hand.footprint
