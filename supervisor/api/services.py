@@ -94,8 +94,9 @@ class ServiceRoutes:
         folder = self._node.config.paths.log
         if sidecar is None:
             return folder / f"{name}.log"
-        if sidecar not in self._node.config.services[name].sidecars:
-            raise refusal(404, f"{name} has no sidecar of this name")
+        sidecars = self._node.config.services[name].sidecars
+        if sidecar not in sidecars:
+            raise refusal(404, f"{name} has no sidecar of this name; it has: {', '.join(sidecars) or 'none'}")
         return sidecar_log(folder, name, sidecar)
 
     def _about(self) -> dict[str, Any]:
@@ -103,8 +104,11 @@ class ServiceRoutes:
 
     def _name(self, request: web.Request) -> str:
         name = request.match_info["name"]
-        if name not in self._node.services.runners:
-            raise refusal(404, f"{self._node.config.node} has no service of this name")
+        runners = self._node.services.runners
+        if name not in runners:
+            raise refusal(
+                404, f"{self._node.config.node} has no service of this name; it has: {', '.join(runners) or 'none'}"
+            )
         return name
 
     def _row(self, name: str) -> dict[str, Any]:

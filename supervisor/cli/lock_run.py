@@ -87,12 +87,6 @@ def _parse(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     return options, rest
 
 
-def _unknown(run: str, gpu: int) -> bool:
-    """There is a list of this node's GPUs, and this one is not in it."""
-    locks = _listed(run)
-    return locks is not None and str(gpu) not in locks
-
-
 def _configured(run: str, path: str) -> int | None:
     """The GPU whose lock file this is, by the run folder's list, whatever name or link leads to it."""
     for gpu, entry in (_listed(run) or {}).items():
@@ -172,10 +166,13 @@ def _explained(denied: "Denied", run: str, gpu: int) -> "Denied":
     if isinstance(cause, PermissionError):
         why = f"uid {os.geteuid()} may not use {path}: be root or a member of `group` in the node's configuration"
         return Denied("not-allowed", why)
-    if denied.reason == "no-authority" and _unknown(run, gpu):
-        return Denied("no-such-gpu", f"GPU {gpu} is not configured on this node")
+    locks = _listed(run) if denied.reason in ("no-authority", "no-such-gpu") else None
+    if locks is not None and str(gpu) not in locks:
+        return Denied(
+            "no-such-gpu", f"GPU {gpu} is not configured on this node, which has GPU {', '.join(locks) or 'none'}"
+        )
     if isinstance(cause, FileNotFoundError | ConnectionRefusedError):
-        advice = "start `gpuward run`, or name its folder with --run-dir"
+        advice = "start `gpuward run`, or name its run folder with --run-dir (no configuration is read here)"
         return Denied("no-authority", f"no keeper answers at {path}: {cause.strerror}; {advice}")
     return denied
 

@@ -287,6 +287,7 @@ class Services:
             held=runner.held,
             ends=runner.ends,
             has_process=runner.pid is not None,
+            told_to_drain=runner.spec.drain_signal is not None,
             launched=self._token is not None,
             no_start=no_start or ("" if self._token is not None else "no term has started services on this node yet"),
         )
@@ -315,7 +316,7 @@ class Services:
             case Act.KILL:
                 runner.post(Stop(self.clock.now(), graceful=False, operator=True))
                 return True
-            case Act.DRAIN:
+            case Act.DRAIN | Act.DRAIN_UNTOLD:
                 runner.post(Drain())
                 return True
             case Act.AGAIN:
@@ -325,7 +326,7 @@ class Services:
             case Act.GO_ON:
                 runner.post(Restart(why, kill=False, counts=False))
                 return True
-            case Act.RESET if runner.lives:
+            case Act.RESET | Act.START_ANEW if runner.lives:
                 runner.post(Reset())
                 return runner.state in {State.DEGRADED, State.BACKOFF}
             case Act.RESET:

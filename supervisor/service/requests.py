@@ -35,6 +35,8 @@ class Seen:
     ends: bool
     """It has been asked to stop, and is not stopped yet."""
     has_process: bool
+    told_to_drain: bool
+    """It has a `drain_signal`."""
     launched: bool
     """This node has a term under which its services were started."""
     no_start: str
@@ -51,8 +53,10 @@ class Act(enum.Enum):
     KILL = "it is killed"
     HOLD = "it is stopped, and stays so"
     DRAIN = "it drains, and stays stopped once it has ended by itself"
+    DRAIN_UNTOLD = "it has no drain_signal and is told nothing; it stays stopped once it has ended, and `stop` ends it"
     AGAIN = "it is being restarted"
     RESET = "its failures are forgotten"
+    START_ANEW = "its failures are forgotten, and it is being started"
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def _stop(seen: Seen) -> Decision:
 
 def _drain(seen: Seen) -> Decision:
     if seen.state in {State.RUNNING, State.UNREADY} and not seen.ends:
-        return Act.DRAIN
+        return Act.DRAIN if seen.told_to_drain else Act.DRAIN_UNTOLD
     if seen.state is State.DRAINING:
         return Already("it drains already")
     return Refused(f"it is {seen.state.value}, and only what runs can drain: {seen.why}")
@@ -114,7 +118,7 @@ def _start(verb: Verb, seen: Seen) -> Decision:
         case State.BACKOFF:
             return Act.GO_ON
         case State.DEGRADED:
-            return Act.RESET
+            return Act.START_ANEW
         case State.QUARANTINED:
             return Refused(f"it is quarantined: {seen.why}")
         case State.WAITING_LOCK:

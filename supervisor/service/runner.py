@@ -608,12 +608,13 @@ class Runner:
                 self._to(State.STARTING, ended.why)
             case restart.Backoff(seconds):
                 await self.hand.forget()
-                self._to(State.BACKOFF, f"{ended.why}; starts again in {seconds:g} s")
+                self._to(State.BACKOFF, f"{ended.why}; a pause of {seconds:g} s")
                 self.next_at = now + seconds
                 self._keep()
             case restart.Degrade():
                 await self.hand.forget()
-                self._to(State.DEGRADED, f"{ended.why}; failed {self._account.failures} times")
+                advice = f"`gpuward service reset {self.name}` starts it again"
+                self._to(State.DEGRADED, f"{ended.why}; failed {self._account.failures} times; {advice}")
 
     async def _next(self, until: float | None) -> Message | None:
         """The next message; None at `until` (boot time, as the loop's)."""

@@ -72,7 +72,7 @@ def test_no_daemon_means_no_authority(tmp_path: Path) -> None:
     assert done.returncode == 75
     said = json.loads(done.stderr)
     assert (said["reason"], said["holder"], said["gpu"]) == ("no-authority", None, 0)
-    assert said["message"].endswith("start `gpuward run`, or name its folder with --run-dir")
+    assert said["message"].endswith("name its run folder with --run-dir (no configuration is read here)")
 
 
 def test_commands_that_cannot_run_give_what_a_shell_gives(tmp_path: Path) -> None:

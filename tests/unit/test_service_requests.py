@@ -20,7 +20,13 @@ runner = CliRunner()
 
 
 def seen(state: State, **changed: Any) -> Seen:
-    facts: dict[str, Any] = {"held": False, "ends": False, "has_process": state in ALIVE, "launched": True}
+    facts: dict[str, Any] = {
+        "held": False,
+        "ends": False,
+        "has_process": state in ALIVE,
+        "launched": True,
+        "told_to_drain": True,
+    }
     return Seen(**({"state": state, "why": "w", "no_start": ""} | facts | changed))
 
 
@@ -31,7 +37,7 @@ def seen(state: State, **changed: Any) -> Seen:
         (Verb.START, seen(State.STOPPED, held=True, launched=False, no_start="no term"), Act.RELEASE),
         (Verb.START, seen(State.STOPPED, launched=False, no_start="no term"), Refused("no term")),
         (Verb.START, seen(State.RUNNING, no_start="lost"), Refused("lost")),
-        (Verb.START, seen(State.DEGRADED), Act.RESET),
+        (Verb.START, seen(State.DEGRADED), Act.START_ANEW),
         (Verb.START, seen(State.BACKOFF), Act.GO_ON),
         (Verb.START, seen(State.RUNNING), Already("it is running already")),
         (Verb.START, seen(State.STOPPING), Refused("it is still being stopped: w")),
@@ -49,6 +55,7 @@ def seen(state: State, **changed: Any) -> Seen:
         (Verb.RESTART, seen(State.RUNNING, ends=True), Refused("it is still being stopped: w")),
         (Verb.DRAIN, seen(State.RUNNING), Act.DRAIN),
         (Verb.DRAIN, seen(State.UNREADY), Act.DRAIN),
+        (Verb.DRAIN, seen(State.RUNNING, told_to_drain=False), Act.DRAIN_UNTOLD),
         (Verb.DRAIN, seen(State.DRAINING), Already("it drains already")),
         (Verb.DRAIN, seen(State.RUNNING, ends=True), Refused("it is running, and only what runs can drain: w")),
         (Verb.DRAIN, seen(State.BACKOFF), Refused("it is backoff, and only what runs can drain: w")),
