@@ -53,8 +53,8 @@ class Document:
 
 
 def dotted(where: Where) -> str:
-    """`services.trainer.command.0`."""
-    return ".".join(str(part) for part in where)
+    """`services.trainer.command.0`, on one line and of printable characters whatever the keys are."""
+    return ".".join(text if (text := str(part)).isprintable() else ascii(text)[1:-1] for part in where)
 
 
 def read(path: Path, instead: str = "") -> Document:

@@ -128,14 +128,14 @@ class SimulatedDriver:
 
     async def _facts(self, index: int, deadline: float) -> GpuFacts:
         state = await self._read(lambda: read_state(self._folder, index), deadline)
-        verdict = GpuVerdict(state.verdict)
+        verdict, why = GpuVerdict(state.verdict), f"simulated: {_state_file(self._folder, index)}"
         pids: frozenset[int] | None
         try:
             await self._within(state.answer_s, deadline, f"GPU {index}")
             found = await self._read(lambda: any_holder(holders(self._device(index))), deadline)
             pids = found | frozenset(state.ghost_pids)
         except DriverError as error:
-            verdict, pids = error.verdict, None
+            verdict, pids, why = error.verdict, None, str(error)
         if verdict in {GpuVerdict.NO_DRIVER, GpuVerdict.LOST, GpuVerdict.UNRESPONSIVE}:
             pids = None
         return GpuFacts(
@@ -146,7 +146,7 @@ class SimulatedDriver:
             verdict=verdict,
             pids=pids,
             persistence=None if pids is None else state.persistence,
-            why=f"simulated: {_state_file(self._folder, index)}",
+            why=why,
         )
 
     def _device(self, index: int) -> DeviceId:
@@ -164,8 +164,8 @@ class SimulatedDriver:
             return await self._lane.read(work, deadline=deadline)
         except StillStuckError as error:
             raise DriverError(GpuVerdict.UNRESPONSIVE, f"simulated driver in {self._folder}: {error}") from None
-        except OSError as error:
-            raise DriverError(GpuVerdict.NO_DRIVER, f"simulated driver in {self._folder}: {error}") from error
+        except OSError as error:  # say, no free file descriptor: that tells nothing of the GPU
+            raise DriverError(GpuVerdict.UNKNOWN, f"simulated driver in {self._folder}: {error}") from error
 
     async def _within(self, seconds: float, deadline: float, what: str) -> None:
         loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,6 +171,31 @@ async def test_a_wrong_state_file_is_an_error_with_file_and_key(
     with pytest.raises(SimulatedStateError, match=named) as wrong:
         await driver.facts(deadline=soon())
     assert "gpu-0.json" in str(wrong.value)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+async def test_a_driver_without_a_free_file_descriptor_knows_nothing_of_its_gpus_and_blames_none(
+    driver: SimulatedDriver, limit: int
+) -> None:
+    """However far it gets: a fault of ours must not look like a fault of the node."""
+    await driver.facts(deadline=soon())  # its thread has what it needs
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = max(int(name) for name in os.listdir("/proc/self/fd"))
+    fillers = [os.dup(0) for _ in range(in_use)]
+    free = sorted(fillers)[-limit:] if limit else []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(fillers) + 1, before[1]))
+    try:
+        for fd in free:
+            os.close(fd)
+        try:
+            found = {gpu.verdict for gpu in await driver.facts(deadline=soon())}
+        except DriverError as error:
+            found = {error.verdict}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in set(fillers) - set(free):
+            os.close(fd)
+    assert found <= {GpuVerdict.HEALTHY, GpuVerdict.UNKNOWN}
 
 
 def test_a_wrong_fault_is_refused_and_changes_nothing(driver: SimulatedDriver, tmp_path: Path) -> None:

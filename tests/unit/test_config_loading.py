@@ -50,6 +50,11 @@ def test_an_unknown_key_of_a_sidecars_readiness_is_told_with_the_one_that_was_me
     assert problem.hint == "did you mean notify?"
 
 
+def test_a_key_with_a_line_break_is_told_on_one_line(tmp_path: Path) -> None:
+    problem = one_problem(tmp_path, SMALL + '"a\\nb": 1\n')
+    assert problem.path == "a\\nb"
+
+
 def test_services_come_from_the_folder_beside_the_file_too(tmp_path: Path) -> None:
     write(tmp_path / "services.d", ONE_MORE, "more.yml")
     write(tmp_path / "services.d", "not: [read", ".hidden.yml")
