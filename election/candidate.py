@@ -5,7 +5,7 @@ from dataclasses import replace
 from election import events as e
 from election.holder import end
 from election.phases import HEARD_KEPT, NEVER, Claiming, Holding, Inputs, StandingBy, State, Step, Watched
-from election.record import View
+from election.record import Mark, View
 from election.timing import Timing
 
 OVERDUE = 10.0
@@ -21,6 +21,8 @@ def standing_by(state: State, s: StandingBy, event: e.Event, now: float, inputs:
             s = replace(s, reading=False, next_read=now + timing.retry)
         case e.Heard():
             s = _hear(s, event, now)
+        case e.Changed():
+            s = replace(s, stale=True, next_read=now)
         case e.Gap():
             s = replace(s, vanished=0, stale=True, next_read=now)
         case _:
@@ -34,12 +36,43 @@ def claimable(s: StandingBy, state: State, timing: Timing) -> tuple[float, str]:
     if s.watched is None or s.watched.view.revision < state.floor:
         return NEVER, ""
     view = s.watched.view
-    if view.leader_mod == 0 and view.term is not None and view.term.ended is not None:
-        return -NEVER, "the last term ended in good order (8a)"
-    if view.term is not None and view.term.instance in state.gone:
-        return -NEVER, "the last term was this node's own, and nothing of it is left (8c)"
+    if view.term is not None and view.signature != state.distrusted:
+        if view.leader_mod == 0 and view.term.ended is not None:
+            return -NEVER, "the last term ended in good order (8a)"
+        if view.term.instance in state.gone:
+            return -NEVER, "the last term was this node's own, and nothing of it is left (8c)"
     ttl = _ttl(view, timing)
     return s.watched.unchanged_since + ttl, f"nobody has refreshed for {ttl} s (8b)"
+
+
+def barred(view: View, node: str) -> str:
+    """Why operators do not want this node to claim, for people; empty: they do not mind."""
+    if view.settings.paused is not None:
+        return f"the cluster is paused {_told(view.settings.paused)}: nobody takes over until `gpuward resume`"
+    if node in view.settings.excluded:
+        told = _told(view.settings.excluded[node])
+        return f"{node} is excluded {told}: it does not lead until `gpuward include {node}`"
+    return ""
+
+
+def _told(mark: Mark) -> str:
+    because = f" ({mark.because})" if mark.because else ""
+    return f"since {mark.since}{because}"
+
+
+def claim_at(s: StandingBy, state: State, timing: Timing) -> tuple[float, str]:
+    """From when on this node may claim (boot-time seconds): `claimable`, and what operators want (rule 12)."""
+    when, why = claimable(s, state, timing)
+    if s.watched is None or when == NEVER or barred(s.watched.view, state.node):
+        return NEVER, why
+    asked, ended = s.watched.view.pending, s.watched.view.leader_mod == 0 and when == -NEVER
+    if asked is None or not ended:
+        delay = state.claim_delay
+    elif asked.target == state.node:
+        delay, why = 0.0, f"{why}, and a switchover names this node"
+    else:
+        delay = max(asked.hold_back_s, state.claim_delay)
+    return max(when, s.watched.unchanged_since) + delay, why
 
 
 def _ttl(view: View, timing: Timing) -> int:
@@ -50,9 +83,9 @@ def _ttl(view: View, timing: Timing) -> int:
 def _advance(state: State, s: StandingBy, now: float, inputs: Inputs, actions: list[e.Action], timing: Timing) -> Step:
     """Claim if it is time, else read if it is time. A claim does not wait for a read that is under way: its guards do
     what the read would do."""
-    when, why = claimable(s, state, timing)
+    when, why = claim_at(s, state, timing)
     if inputs.fit and not s.stale and s.watched is not None and now >= max(when, s.next_claim):
-        seen = s.watched.view.signature
+        seen = s.watched.view.versions
         before = replace(s, reading=False)
         return replace(state, phase=Claiming(inputs.fresh_id, before)), [*actions, e.Claim(inputs.fresh_id, seen, why)]
     if not s.reading and now >= s.next_read:
@@ -64,7 +97,7 @@ def _advance(state: State, s: StandingBy, now: float, inputs: Inputs, actions: l
 def _look(s: StandingBy, view: View, now: float, timing: Timing) -> tuple[StandingBy, list[e.Action]]:
     before = s.watched
     went_back = before is not None and view.revision < before.view.revision
-    changed = before is None or before.view.signature != view.signature
+    changed = before is None or before.view.versions != view.versions
     since = now if before is None or went_back else _unchanged_since(s, before, view, now)
     actions: list[e.Action] = [e.Alarm("damaged-record", text) for text in view.damage] if changed else []
     return (
@@ -128,6 +161,8 @@ def claiming(state: State, s: Claiming, event: e.Event, now: float, timing: Timi
             return _begin(state, term, t0, now, timing)
         case e.Heard():
             return replace(state, phase=replace(s, before=_hear(s.before, event, now))), []
+        case e.Changed():
+            return replace(state, phase=replace(s, before=replace(s.before, stale=True, next_read=now))), []
         case e.Gap():
             return replace(state, phase=replace(s, before=replace(s.before, vanished=0))), []
         case e.ClaimFailed(instance=s.instance, outcome="ambiguous"):

@@ -8,18 +8,19 @@ nothing (rule 4).
 import asyncio
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
 import structlog
 
+from election import candidate, machine, record
 from election import events as e
-from election import machine, record
 from election.clock import Clock
 from election.holder import resumed
+from election.membership import target
 from election.memory import Memory
-from election.phases import Ending, Inputs, Left, Phase, StandingBy, State
+from election.phases import Ending, Holding, Inputs, Left, Phase, StandingBy, State
 from election.store import Change, Committed, ErrorClass, LockStore, StoreError, Txn
 from election.timing import LIFE, Timing
 
@@ -87,9 +88,10 @@ class Elector:
         memory: Memory,
         host: Host,
         *,
+        claim_delay: float = 0.0,
         fresh_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
-        self.state = State(StandingBy())
+        self.state = State(StandingBy(), node=identity.node, claim_delay=claim_delay)
         self.timing = timing
         self._identity, self._keys = identity, keys
         self._store, self._clock, self._memory, self._host = store, clock, memory, host
@@ -118,6 +120,23 @@ class Elector:
         """Whose term the last read before this one's own showed, for people."""
         return self.seen.term.node if self.seen is not None and self.seen.term is not None else None
 
+    def leader(self) -> str | None:
+        """Who holds the lock, as the last answered read showed it."""
+        return self.seen.leader.node if self.seen is not None and self.seen.leader is not None else None
+
+    @property
+    def settings(self) -> record.SettingsRecord:
+        """What operators have asked of the cluster, as the last answered read showed it."""
+        return record.SettingsRecord() if self.seen is None else self.seen.settings
+
+    def ready_for(self) -> int:
+        """The mod_revision of a request to switch over to this node, to which its member record answers; else 0."""
+        asked = None if self.seen is None else self.seen.pending
+        if self.seen is None or asked is None or asked.target != self._identity.node:
+            return 0
+        ready = isinstance(self.state.phase, StandingBy) and not self.state.leaving and self._host.fit()
+        return self.seen.switchover_mod if ready and not candidate.barred(self.seen, asked.target) else 0
+
     def authority_until(self) -> float:
         return machine.authority_until(self.state, self.timing)
 
@@ -145,7 +164,9 @@ class Elector:
             phase = resumed(found.term, found.resumed_from, now)
         elif found.term is not None:
             phase = Ending(found.term, "the supervisor was restarted", until=now + self.timing.ttl)
-        self.state = State(phase, floor=found.floor, gone=found.instances)
+        self.state = replace(
+            self.state, phase=phase, floor=found.floor, gone=found.instances, revision=found.revision, noted_at=now
+        )
 
     # --- the loop
 
@@ -209,6 +230,10 @@ class Elector:
                 self._call(partial(self._do_revoke, action))
             case e.NoteToken():
                 self._call(partial(self._on_disk, partial(self._memory.note_token, action.token)))
+            case e.NoteRevision():
+                self._call(partial(self._on_disk, partial(self._memory.note_revision, action.revision)))
+            case e.RefuseSwitchover():
+                self._call(partial(self._do_refuse, action))
             case e.TakeOver():
                 self._call(partial(self._on_disk, partial(self._memory.note_term, action.term)))
                 self._host.take_over(action.term, resumed=action.resumed)
@@ -239,14 +264,23 @@ class Elector:
     async def _do_read(self) -> None:
         sent_at = self._clock.now()
         try:
-            snapshot = await self._store.read(
-                [self._keys.leader, self._keys.term], deadline=sent_at + self.timing.attempt
-            )
+            snapshot = await self._store.read(self._keys.read, deadline=sent_at + self.timing.attempt)
+            view = record.view(snapshot, self._keys)
+            target = await self._look_at_target(view, sent_at + self.timing.attempt)
         except StoreError as error:
             self.post(e.ReadFailed(str(error), sent_at))
         else:
-            self.seen, self.seen_at = record.view(snapshot, self._keys), self._clock.now()
-            self.post(e.Viewed(self.seen, sent_at))
+            self.seen, self.seen_at = view, self._clock.now()
+            self.post(e.Viewed(view, sent_at, target))
+
+    async def _look_at_target(self, view: record.View, deadline: float) -> e.Target | None:
+        """As it is now, for a holder that is asked to pass the lock on."""
+        asked = view.pending
+        if asked is None or not isinstance(self.state.phase, Holding):
+            return None
+        key = self._keys.member(asked.target)
+        found = (await self._store.read([key], deadline=deadline)).get(key)
+        return target(found, view.switchover_mod)
 
     async def _do_claim(self, claim: e.Claim) -> None:
         """Grant, journal, claim. What has not been sent cannot arrive late: only the claim itself can be ambiguous."""
@@ -327,6 +361,15 @@ class Elector:
         why = "the leader key is no longer attached to our lease"
         return e.RefreshFailed(refresh.nonce, refresh.t0, ErrorClass.LOST, why)
 
+    async def _do_refuse(self, refuse: e.RefuseSwitchover) -> None:
+        """Best effort: it is looked at again with the next read."""
+        self._host.note(f"not switching over: {refuse.why}")
+        txn = record.refuse(self._keys, refuse.switchover_mod, refuse.asked, refuse.why)
+        try:
+            await self._store.commit(txn, deadline=self._clock.now() + self.timing.attempt)
+        except StoreError as error:
+            self._host.note(f"the request to switch over was not answered: {error}")
+
     async def _do_arm(self, arm: e.Arm) -> None:
         now = self._clock.now()
         try:
@@ -388,9 +431,17 @@ class Elector:
                 log.exception("the watch broke")
             await self._clock.sleep_until(self._clock.now() + self.timing.retry)
 
+    def _others(self) -> tuple[str, ...]:
+        """Keys beside leader and term whose changes matter now."""
+        asked = None if self.seen is None else self.seen.pending
+        words = (self._keys.settings, self._keys.switchover)
+        return words if asked is None else (*words, self._keys.member(asked.target))
+
     def _hear(self, change: Change | None) -> None:
         if change is None:
             self.post(e.Gap())
+        elif change.key in self._others():
+            self.post(e.Changed())
         elif change.key in (self._keys.leader, self._keys.term):
             self.post(
                 e.Heard(

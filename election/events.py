@@ -7,7 +7,7 @@ in `machine.step` is the moment at which the event arrived; times inside events 
 from dataclasses import dataclass
 from typing import Literal
 
-from election.record import LeaderState, View
+from election.record import LeaderState, SwitchoverRecord, View
 from election.store import ErrorClass
 
 
@@ -36,6 +36,18 @@ class Viewed:
 
     view: View
     sent_at: float
+    target: "Target | None" = None
+    """What the target of a pending switchover says of itself; None: not looked at."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The node that is to take the lock over, by its member record."""
+
+    ready: bool
+    """It could lead, and has said so of this very request."""
+    unfit: str
+    """Why it could not; empty: it could, or has not answered yet."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,11 @@ class Heard:
     deleted: bool
     lease: int
     previous_mod_revision: int | None
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The watch told of a change of another key that matters here: an operator's word, or the target's answer to it."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +188,7 @@ Event = (
     | Viewed
     | ReadFailed
     | Heard
+    | Changed
     | Gap
     | Claimed
     | ClaimFailed
@@ -193,7 +211,7 @@ Event = (
 
 @dataclass(frozen=True)
 class Read:
-    """Leader key and term key in one transaction."""
+    """All of `record.Keys.read`, in one transaction."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +219,8 @@ class Claim:
     """Grant a lease, write the instance to the journal, then claim, guarded by what `seen` saw."""
 
     instance: str
-    seen: tuple[int, int]
+    seen: tuple[int, int, int, int]
+    """`View.versions`."""
     why: str
 
 
@@ -261,6 +280,22 @@ class NoteToken:
 
 
 @dataclass(frozen=True)
+class NoteRevision:
+    """Keep the store's revision on disk, to know a restored store by (rule 21)."""
+
+    revision: int
+
+
+@dataclass(frozen=True)
+class RefuseSwitchover:
+    """Answer a request that is not carried out."""
+
+    asked: SwitchoverRecord
+    switchover_mod: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Alarm:
     kind: str
     text: str
@@ -273,4 +308,18 @@ class Note:
     text: str
 
 
-Action = Read | Claim | Refresh | Arm | TakeOver | EndServices | End | Revoke | NoteToken | Alarm | Note
+Action = (
+    Read
+    | Claim
+    | Refresh
+    | Arm
+    | TakeOver
+    | EndServices
+    | End
+    | Revoke
+    | NoteToken
+    | NoteRevision
+    | RefuseSwitchover
+    | Alarm
+    | Note
+)

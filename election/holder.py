@@ -7,6 +7,9 @@ from election.phases import NEVER, Ending, Fencing, Holding, Inputs, StandingBy,
 from election.store import ErrorClass
 from election.timing import Timing
 
+READY_WITHIN = 5.0
+"""Seconds within which the target of a switchover must have said that it could lead."""
+
 
 def resumed(term: e.Term, t0: float, now: float) -> Holding:
     """Of an earlier run of this supervisor (rule 15): nothing follows from it but a guarded refresh, with every
@@ -18,7 +21,7 @@ def holding(state: State, s: Holding, event: e.Event, now: float, inputs: Inputs
     if now >= s.t0 + timing.give_up:  # final, whatever has just arrived
         return _fence(state, s, f"no refresh for {now - s.t0:.1f} s: giving up for good", now, timing, at_once=False)
     match event:
-        case e.Refreshed() | e.RefreshFailed() | e.Viewed() | e.ReadFailed() | e.Heard() | e.Gap():
+        case e.Refreshed() | e.RefreshFailed() | e.Viewed() | e.ReadFailed() | e.Heard() | e.Changed() | e.Gap():
             result = _from_store(state, s, event, now, timing)
         case _:
             result = _from_node(state, s, event, now, timing)
@@ -47,7 +50,7 @@ def _from_store(state: State, s: Holding, event: e.Event, now: float, timing: Ti
             return replace(state, phase=s), []
         case e.Heard() if _foreign(s, event):
             return replace(state, phase=replace(s, read_again=s.reading, next_read=now)), []
-        case e.Gap():
+        case e.Changed() | e.Gap():
             return replace(state, phase=replace(s, read_again=s.reading, next_read=now)), []
         case _:
             return state, []
@@ -120,10 +123,29 @@ def _verify(state: State, s: Holding, event: e.Viewed, now: float, timing: Timin
     next_read = now if s.read_again else now + timing.verify
     s = replace(s, reading=False, read_again=False, next_read=next_read)
     t0 = dict(s.unanswered).get(view.leader.nonce)
-    if t0 is None:
-        return replace(state, phase=s), []
-    s = replace(s, recorded=True)
-    return _confirmed(state, s, t0, timing)
+    state, actions = replace(state, phase=s), list[e.Action]()
+    if t0 is not None:
+        state, actions = _confirmed(state, replace(s, recorded=True), t0, timing)
+    assert isinstance(state.phase, Holding)
+    state, more = _switch_over(state, state.phase, event, now)
+    return state, actions + more
+
+
+def _switch_over(state: State, s: Holding, event: e.Viewed, now: float) -> Step:
+    """Rule 12: the term ends for a target that has just said that it could lead, and not for another."""
+    asked, target, mod = event.view.pending, event.target, event.view.switchover_mod
+    if asked is None or target is None or s.stage != "active":
+        return state, []
+    if target.ready:
+        return _stand_down(state, s, f"switchover to {asked.target}, asked for on {asked.on}", now)
+    since = s.asked[1] if s.asked is not None and s.asked[0] == mod else now
+    state = replace(state, phase=replace(s, asked=(mod, since)))
+    if target.unfit:
+        return state, [e.RefuseSwitchover(asked, mod, f"{asked.target} cannot lead: {target.unfit}")]
+    if now >= since + READY_WITHIN:
+        why = f"{asked.target} has not said within {READY_WITHIN:g} s that it is ready"
+        return state, [e.RefuseSwitchover(asked, mod, why)]
+    return state, []
 
 
 def _foreign(s: Holding, event: e.Heard) -> bool:

@@ -16,19 +16,41 @@ from election import events as e
 from election.phases import NEVER, Claiming, Ending, Fencing, Holding, Inputs, Left, StandingBy, State, Step
 from election.timing import Timing
 
+REVISION_EVERY = 60.0
+"""Seconds between two writes of the store's revision to disk, at least."""
+
 
 def step(state: State, event: e.Event, now: float, inputs: Inputs, timing: Timing) -> Step:
     """What follows from `event` at `now` (boot-time seconds). Total: what means nothing in a phase changes nothing."""
     if isinstance(event, e.StandDown) and event.leave:
         state = replace(state, leaving=True)
     noted: list[e.Action] = []
-    if isinstance(event, e.Viewed) and event.view.term_mod > state.floor:
-        state = replace(state, floor=event.view.term_mod)
-        noted = [e.NoteToken(event.view.term_mod)]
+    if isinstance(event, e.Viewed):
+        state, event, noted = _note(state, event, now, timing)
     state, actions = _dispatch(state, event, now, inputs, timing)
     if state.leaving and isinstance(state.phase, StandingBy):
         state = replace(state, phase=Left())
     return state, noted + actions
+
+
+def _note(state: State, event: e.Viewed, now: float, timing: Timing) -> tuple[State, e.Event, list[e.Action]]:
+    """What a node must not forget of a view. A revision below the last one means that the store was restored, since
+    reads are linearizable and sent one after the other: the holder fences, and the old history proves no end to
+    anybody (rule 21). What is on disk follows a TTL later: a restart before that finds the same."""
+    view, noted = event.view, list[e.Action]()
+    if view.term_mod > state.floor:
+        state = replace(state, floor=view.term_mod)
+        noted.append(e.NoteToken(view.term_mod))
+    went_back = view.revision < state.revision
+    if went_back:
+        why = f"the store went back from revision {state.revision} to {view.revision}: was it restored from a backup?"
+        state = replace(state, noted_at=now, distrusted=view.signature)
+        noted.append(e.Alarm("history-went-back", why))
+    elif now >= state.noted_at + max(timing.ttl, REVISION_EVERY):
+        state = replace(state, noted_at=now)
+        noted.append(e.NoteRevision(view.revision))
+    state = replace(state, revision=view.revision)
+    return state, e.FenceNow(why) if went_back and isinstance(state.phase, Holding) else event, noted
 
 
 def _dispatch(state: State, event: e.Event, now: float, inputs: Inputs, timing: Timing) -> Step:
@@ -67,7 +89,7 @@ def wake_at(state: State, timing: Timing) -> float:
     """The next moment (boot-time seconds) at which a `Tick` can change something."""
     match state.phase:
         case StandingBy() as s:
-            claim = NEVER if s.stale else max(candidate.claimable(s, state, timing)[0], s.next_claim)
+            claim = NEVER if s.stale else max(candidate.claim_at(s, state, timing)[0], s.next_claim)
             return min(NEVER if s.reading else s.next_read, claim)
         case Claiming(reading_back=True) as s:
             return min(s.next_read, s.t0 + timing.give_up)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from election.clock import Clock
+from election.events import Target
 from election.record import LONGEST_TTL, Keys
 from election.store import Entry, ErrorClass, LeaseIs, LockStore, ModIs, Put, StoreError, Txn
 from election.timing import Timing
@@ -35,6 +36,24 @@ class MemberRecord(BaseModel):
     url: str
     version: str
     renewed_at: str
+    ready_for: int = 0
+    """mod_revision of a request to switch over to this node, which it has seen and could follow."""
+
+
+def target(entry: Entry | None, switchover_mod: int) -> Target:
+    """What a member record says of a request to switch over to it."""
+    if entry is None:
+        return Target(False, "it has no member record: its supervisor does not run, or cannot reach the store")
+    try:
+        member = MemberRecord.model_validate_json(entry.value)
+    except ValidationError:
+        return Target(False, "its member record cannot be read")
+    return Target(member.ready_for == switchover_mod, unfit(member))
+
+
+def unfit(member: MemberRecord) -> str:
+    """Why the member could not lead, for people; empty: it could."""
+    return "; ".join(member.unfit_because) or ("" if member.role in ("standby", "leader") else f"it is {member.role}")
 
 
 class NameTakenError(Exception):

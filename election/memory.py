@@ -17,6 +17,8 @@ class Remembered:
     resumed_from: float | None = None
     """Its last refresh was sent at this moment (boot-time seconds), the keeper still has it, and its end was never
     begun: it may go on (rule 15). None: nothing of it runs any more, and only its end is to be recorded."""
+    revision: int = 0
+    """The store's, when it was last kept (rule 21)."""
 
 
 class Memory(Protocol):
@@ -29,6 +31,8 @@ class Memory(Protocol):
         ...
 
     async def note_token(self, token: int) -> None: ...
+
+    async def note_revision(self, revision: int) -> None: ...
 
     async def note_term(self, term: Term) -> None: ...
 

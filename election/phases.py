@@ -78,6 +78,8 @@ class Holding:
     recorded: bool = False
     """A refresh has written the token into the leader record."""
     next_refresh: float = 0.0
+    asked: tuple[int, float] | None = None
+    """(mod_revision, since when it is known) of a request to switch over."""
     unanswered: tuple[tuple[str, float], ...] = ()
     """(nonce, t0) of attempts without an answer: one of them read back confirms it (rule 3)."""
     reading: bool = False
@@ -115,6 +117,16 @@ class State:
     phase: Phase
     floor: int = 0
     """Highest token ever seen; nobody claims or starts below it (rule 6)."""
+    node: str = ""
+    """This one."""
+    claim_delay: float = 0.0
+    """Seconds by which it claims later than it could, for nodes of a higher priority (rule 12)."""
+    revision: int = 0
+    """The store's, as the last read showed it: a lower one means that it was restored (rule 21)."""
+    noted_at: float = NEVER
+    """When the revision was last kept on disk; NEVER: nobody keeps it."""
+    distrusted: tuple[int, int] | None = None
+    """`View.signature` that a restored store showed: it proves no end."""
     gone: tuple[str, ...] = ()
     """The latest instances of this node's own journal; nothing of them can run any more (rule 8c)."""
     leaving: bool = False

@@ -5,7 +5,7 @@ object, and field names change only with a major version. Nothing here ever carr
 a user.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeVar
 
@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from election.store import Delete, Entry, LeaseIs, ModIs, Put, Snapshot, Txn
 
 LeaderState = Literal["taking-over", "active", "standing-down"]
+LONGEST_REASON = 500
+"""Characters of what an operator gives as a reason."""
 LONGEST_TTL = 86_400
 """Seconds. A `ttl_s` above a day is taken for damage, not for a wish."""
 
@@ -68,6 +70,38 @@ class TermRecord(_Record):
     because: str | None = None
 
 
+class Mark(_Record):
+    """Who asked for something, and when."""
+
+    since: str
+    on: Name
+    """The node on which it was asked for."""
+    because: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
+
+
+class SettingsRecord(_Record):
+    """What operators have asked of the whole cluster."""
+
+    paused: Mark | None = None
+    """Nobody claims; who holds the lock goes on."""
+    excluded: dict[Name, Mark] = {}
+    """Nodes that do not claim."""
+
+
+class SwitchoverRecord(_Record):
+    """A request to pass the lock on to one node. The claim that follows deletes it."""
+
+    target: Name
+    instance: Name
+    """Of the term that is to end: the request means nothing to a later one."""
+    hold_back_s: Annotated[float, Field(ge=0, le=60)]
+    """For so long after the end the others leave the claim to the target."""
+    asked: str
+    on: Name
+    refused: str | None = None
+    """Why the holder did not do it: then it is over."""
+
+
 @dataclass(frozen=True)
 class Keys:
     """The keys of one cluster."""
@@ -87,6 +121,19 @@ class Keys:
         return self.prefix + "term"
 
     @property
+    def settings(self) -> str:
+        return self.prefix + "config"
+
+    @property
+    def switchover(self) -> str:
+        return self.prefix + "switchover"
+
+    @property
+    def read(self) -> list[str]:
+        """What the machine looks at, in one transaction."""
+        return [self.leader, self.term, self.settings, self.switchover]
+
+    @property
     def members(self) -> str:
         return self.prefix + "members/"
 
@@ -103,8 +150,9 @@ class Keys:
 
 @dataclass(frozen=True)
 class View:
-    """Leader key and term key as one linearizable read found them. A record that cannot be read is None beside a
-    mod_revision > 0: it counts as a record that does not change (rule 8b), and `damage` says what is wrong."""
+    """What one linearizable read found. A leader or term record that cannot be read is None beside a mod_revision > 0:
+    it counts as a record that does not change (rule 8b). Settings or a switchover that cannot be read count as none.
+    `damage` says what is wrong."""
 
     leader: LeaderRecord | None
     leader_mod: int
@@ -114,16 +162,34 @@ class View:
     term_mod: int
     revision: int
     damage: tuple[str, ...] = ()
+    settings: SettingsRecord = field(default_factory=SettingsRecord)
+    settings_mod: int = 0
+    switchover: SwitchoverRecord | None = None
+    switchover_mod: int = 0
 
     @property
     def signature(self) -> tuple[int, int]:
-        """Differs whenever either key was written, deleted or made in between."""
+        """Differs whenever leader key or term key was written, deleted or made in between."""
         return (self.leader_mod, self.term_mod)
+
+    @property
+    def versions(self) -> tuple[int, int, int, int]:
+        """The same for all keys of `Keys.read`, in its order."""
+        return (self.leader_mod, self.term_mod, self.settings_mod, self.switchover_mod)
+
+    @property
+    def pending(self) -> SwitchoverRecord | None:
+        """A request to pass on the term that stands there."""
+        asked = self.switchover
+        if asked is None or asked.refused is not None or self.term is None or asked.instance != self.term.instance:
+            return None
+        return asked
 
 
 def view(snapshot: Snapshot, keys: Keys) -> View:
-    """Both keys, parsed."""
+    """All of `Keys.read`, parsed."""
     leader, term = snapshot.get(keys.leader), snapshot.get(keys.term)
+    settings, switchover = snapshot.get(keys.settings), snapshot.get(keys.switchover)
     damage: list[str] = []
     return View(
         leader=_parse(leader, LeaderRecord, damage),
@@ -132,6 +198,10 @@ def view(snapshot: Snapshot, keys: Keys) -> View:
         term=_parse(term, TermRecord, damage),
         term_mod=term.mod_revision if term else 0,
         revision=snapshot.revision,
+        settings=_parse(settings, SettingsRecord, damage) or SettingsRecord(),
+        settings_mod=settings.mod_revision if settings else 0,
+        switchover=_parse(switchover, SwitchoverRecord, damage),
+        switchover_mod=switchover.mod_revision if switchover else 0,
         damage=tuple(damage),
     )
 
@@ -151,17 +221,28 @@ def _parse(entry: Entry | None, kind: type[_R], damage: list[str]) -> _R | None:
         return None
 
 
-def claim(keys: Keys, seen: tuple[int, int], leader: LeaderRecord, term: TermRecord, lease: int) -> Txn:
-    """Guarded by both mod_revisions of the one read that allowed it (rule 8)."""
+def claim(keys: Keys, seen: tuple[int, int, int, int], leader: LeaderRecord, term: TermRecord, lease: int) -> Txn:
+    """Guarded by the mod_revisions of the one read that allowed it (rule 8), operators' words included: a pause that
+    has been answered stops it. A request to switch over ends with it (rule 12)."""
     return Txn(
-        guards=(ModIs(keys.leader, seen[0]), ModIs(keys.term, seen[1])),
-        operations=(Put(keys.leader, leader.to_json(), lease), Put(keys.term, term.to_json())),
+        guards=tuple(ModIs(key, mod) for key, mod in zip(keys.read, seen, strict=True)),
+        operations=(
+            Put(keys.leader, leader.to_json(), lease),
+            Put(keys.term, term.to_json()),
+            Delete(keys.switchover),
+        ),
     )
 
 
 def refresh(keys: Keys, leader: LeaderRecord, lease: int) -> Txn:
     """Guarded by "the key is attached to our lease" (rule 3)."""
     return Txn(guards=(LeaseIs(keys.leader, lease),), operations=(Put(keys.leader, leader.to_json(), lease),))
+
+
+def refuse(keys: Keys, switchover_mod: int, asked: SwitchoverRecord, why: str) -> Txn:
+    """The holder's answer to a request that it does not carry out."""
+    refused = asked.model_copy(update={"refused": why})
+    return Txn((ModIs(keys.switchover, switchover_mod),), (Put(keys.switchover, refused.to_json()),))
 
 
 def end(keys: Keys, token: int, term: TermRecord) -> Txn:

@@ -2,7 +2,7 @@
 
 State folder (survives a reboot):
     journal.json   {"instances": [{"instance", "boot_id", "home"}]}  the latest 32, written before a claim is sent
-    floor.json     {"token": n}          the highest fencing token ever seen (rule 6)
+    floor.json     {"token": n, "revision": n}  the highest fencing token ever seen, the store's revision (rules 6, 21)
 Run folder (gone after a reboot):
     term.json      {"boot_id", "home", "ttl_s", "instance", "token", "lease", "began", "end_begun"}   (rules 11, 15)
 
@@ -47,7 +47,7 @@ class FileMemory:
         self._boot_id, self._home, self._ttl = boot_id, home, ttl
         self._report = report
         self._claims: tuple[Claim, ...] = ()
-        self._highest = 0
+        self._highest, self._revision = 0, 0
         self._present: dict[str, Any] | None = None
         self._turn = threading.Lock()
         self.this_boot_is_gone = True
@@ -60,14 +60,15 @@ class FileMemory:
 
     def _load(self) -> Remembered:
         self._claims = self._read(self._journal, _parse_claims, NONE)[-GONE_KEPT:]
-        self._highest = self._read(self._floor, _parse_floor, 0)
+        self._highest, self._revision = self._read(self._floor, _parse_floor, (0, 0))
         found = self._read(self._term, self._parse_term, None)
         term, sure, resumed = None if found is None else found[0], self.this_boot_is_gone, self.resumed_from
         mine = [claim for claim in self._claims if claim[2] == self._home]
         gone = tuple(instance for instance, boot_id, _ in mine if sure or boot_id != self._boot_id)
         if resumed is not None and term is not None:
-            return Remembered(tuple(i for i in gone if i != term.instance), self._highest, term, resumed)
-        return Remembered(gone, self._highest, term if sure else None)
+            others = tuple(i for i in gone if i != term.instance)
+            return Remembered(others, self._highest, term, resumed, self._revision)
+        return Remembered(gone, self._highest, term if sure else None, revision=self._revision)
 
     async def resumable(self) -> tuple[Term, int] | None:
         """A term of this boot, home and TTL whose end was not begun, and the highest token ever seen."""
@@ -75,7 +76,7 @@ class FileMemory:
 
     def _resumable(self) -> tuple[Term, int] | None:
         found = self._read(self._term, self._parse_term, None)
-        return (found[0], self._read(self._floor, _parse_floor, 0)) if found is not None and found[1] else None
+        return (found[0], self._read(self._floor, _parse_floor, (0, 0))[0]) if found is not None and found[1] else None
 
     def _parse_term(self, value: Any) -> tuple[Term, bool] | None:
         """The term, and whether it may go on as far as this file tells."""
@@ -92,7 +93,14 @@ class FileMemory:
     async def note_token(self, token: int) -> None:
         if token > self._highest:
             self._highest = token
-            await asyncio.to_thread(self._write, self._floor, lambda: {"token": self._highest})
+            await asyncio.to_thread(self._write, self._floor, self._floor_now)
+
+    async def note_revision(self, revision: int) -> None:
+        self._revision = revision
+        await asyncio.to_thread(self._write, self._floor, self._floor_now)
+
+    def _floor_now(self) -> dict[str, int]:
+        return {"token": self._highest, "revision": self._revision}
 
     async def note_term(self, term: Term) -> None:
         self._present = self._term_record(term, end_begun=False)
@@ -146,8 +154,8 @@ class FileMemory:
             return missing
 
 
-def _parse_floor(value: Any) -> int:
-    return int(value["token"])
+def _parse_floor(value: Any) -> tuple[int, int]:
+    return int(value["token"]), int(value.get("revision", 0))
 
 
 def _parse_claims(value: Any) -> tuple[Claim, ...]:

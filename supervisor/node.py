@@ -20,6 +20,7 @@ from election.elector import Elector, Identity
 from election.membership import MemberRecord, Membership, NameTakenError, Role
 from election.phases import Holding, StandingBy, State
 from election.record import Keys, timestamp
+from election.requests import Requests
 from election.store import LockStore, StoreError
 from election.timing import LIFE, TimingError
 from supervisor import proc
@@ -141,7 +142,11 @@ class Node:
             config.paths.state, config.paths.run, self.folder.boot_id, self.folder.home, self.timing.ttl, self.note
         )
         identity = Identity(config.node, config.status_url, VERSION)
-        self.elector = Elector(identity, self.keys, self.timing, self._store, clock, self._memory, self)
+        delay = config.election.claim_delay
+        self.elector = Elector(
+            identity, self.keys, self.timing, self._store, clock, self._memory, self, claim_delay=delay
+        )
+        self.requests = Requests(self.keys, self._store, clock, config.node)
         self._membership = Membership(
             config.node, self.keys, self.timing, self._store, clock, self.member_record, self._store_trouble
         )
@@ -501,9 +506,11 @@ class Node:
         )
 
     def role(self) -> Role:
-        """`leader standby unfit`, as member record and status show it."""
+        """`leader standby unfit excluded`, as member record and status show it."""
         if self.has_term():
             return "leader"
+        if self.config.node in self.elector.settings.excluded:
+            return "excluded"
         return "unfit" if self.unfit_because() else "standby"
 
     def member_record(self) -> MemberRecord:
@@ -519,6 +526,7 @@ class Node:
             url=self.config.status_url,
             version=VERSION,
             renewed_at=timestamp(self.clock.wall()),
+            ready_for=self.elector.ready_for(),
         )
 
     def _record_trouble(self, text: str) -> None:

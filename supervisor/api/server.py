@@ -5,6 +5,7 @@
 /health                    200 while its local work is fine: fit, or leading with every service up
 /liveness                  200 while its loop turns
 /status                    everything, as JSON
+/switchover, /pause, …     operators' words to the cluster, see supervisor.api.cluster
 /services                  one by one, and what an operator asks of them, see supervisor.api.services
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from election.timing import LIFE
+from supervisor.api.cluster import ClusterRoutes
 from supervisor.api.services import ServiceRoutes
 from supervisor.api.status import status
 from supervisor.node import Node
@@ -31,6 +33,7 @@ def make_app(node: Node) -> web.Application:
         app.router.add_route("OPTIONS", path, _answer(check))
     app.router.add_get("/status", _status)
     ServiceRoutes(node).add_to(app)
+    ClusterRoutes(node).add_to(app)
     return app
 
 

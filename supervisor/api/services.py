@@ -10,7 +10,6 @@ A log file is as private as its mode on the disk (0640): like commands it needs 
 An error is `{"error": …}`: 400 wrong request, 403 not allowed, 404 unknown, 409 not now, 503 the disk does not answer.
 """
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 
 from aiohttp import web
 
+from supervisor.api.access import check_peer, no_body, refusal
 from supervisor.api.logs import MOST_LINES, Piece, Place, last_lines, lines_after
 from supervisor.api.status import state_and_why
-from supervisor.api.unix import Peer, peer_of
 from supervisor.gpu.aside import Aside, StillStuckError
 from supervisor.node import Node
 from supervisor.service.order import sidecar_log
@@ -31,8 +30,6 @@ LINES = 20
 """Of a log, where nothing else is asked for."""
 DISK = 1.0
 """Seconds for the disk to give a piece of a log."""
-BODY = 2.0
-"""Seconds for a request's body, which nothing here needs."""
 
 
 class ServiceRoutes:
@@ -55,14 +52,9 @@ class ServiceRoutes:
         return web.json_response(self._about() | {"service": self._row(self._name(request))})
 
     async def _command(self, request: web.Request) -> web.Response:
-        self._check_peer(request)
+        check_peer(request, self._node, ON_THE_NODE)
         name, verb = self._name(request), Verb(request.match_info["verb"])
-        try:
-            async with asyncio.timeout(BODY):
-                if await request.read():
-                    raise refusal(400, "this request takes no body")
-        except TimeoutError:
-            raise refusal(408, f"the body did not come within {BODY:g} s") from None
+        await no_body(request)
         decision = await self._node.services.request(name, verb, no_start=self._no_start())
         if isinstance(decision, Refused):
             raise refusal(409, f"{name} cannot {verb} now: {decision.why}")
@@ -72,7 +64,7 @@ class ServiceRoutes:
         return web.json_response(answer, status=202)
 
     async def _logs(self, request: web.Request) -> web.Response:
-        self._check_peer(request)
+        check_peer(request, self._node, ON_THE_NODE)
         name = self._name(request)
         path = self._log(name, request.query.get("sidecar"))
         read = _reader(path, request.query.get("lines"), request.query.get("after"))
@@ -118,32 +110,6 @@ class ServiceRoutes:
         """Why nothing may be started on this node now."""
         node = self._node
         return "" if node.elector.leads() else f"{node.config.node} does not lead: {state_and_why(node)[1]}"
-
-    def _check_peer(self, request: web.Request) -> None:
-        peer = self._peer(request)
-        if peer is None:
-            raise refusal(403, ON_THE_NODE)
-        if not peer.may_command(self._node.config.admin_gid):
-            group = self._node.config.admin_group
-            members = "" if group is None else f" or a member of group {group}"
-            raise refusal(403, f"uid {peer.uid} may not do this: be root{members} (`admin_group`)")
-
-    def _peer(self, request: web.Request) -> Peer | None:
-        transport = request.transport
-        return None if transport is None else peer_of(transport.get_extra_info("socket"))
-
-
-def refusal(status: int, why: str) -> web.HTTPException:
-    """An answer that is raised."""
-    kinds: dict[int, type[web.HTTPException]] = {
-        400: web.HTTPBadRequest,
-        403: web.HTTPForbidden,
-        404: web.HTTPNotFound,
-        408: web.HTTPRequestTimeout,
-        409: web.HTTPConflict,
-        503: web.HTTPServiceUnavailable,
-    }
-    return kinds[status](text=json.dumps({"error": why}), content_type="application/json")
 
 
 def _reader(path: Path, lines: str | None, after: str | None) -> Callable[[], Piece]:

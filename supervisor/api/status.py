@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from election.candidate import barred
 from election.phases import Claiming, Ending, Fencing, Holding, Left, StandingBy
 from supervisor.node import Node
 from supervisor.service.states import State
@@ -25,6 +26,7 @@ def status(node: Node) -> dict[str, Any]:
         "ttl_s": node.timing.ttl,
         "term": _term(node),
         "leader": _leader(node),
+        **operators_words(node),
         "containment": "process-group" if node.folder.cgroup is None else "cgroup",
         "keeper": _keeper(node),
         "gpus": [_gpu(node, index) for index in node.config.gpu_indexes],
@@ -33,6 +35,22 @@ def status(node: Node) -> dict[str, Any]:
         "events": list(node.events)[-50:],
         "alarms": list(node.alarms)[-50:],
     }
+
+
+def operators_words(node: Node) -> dict[str, Any]:
+    """What operators have asked of the cluster, as the last answered read showed it."""
+    settings, seen = node.elector.settings, node.elector.seen
+    asked = None if seen is None else seen.switchover
+    return {
+        "paused": None if settings.paused is None else settings.paused.model_dump(),
+        "excluded": {name: mark.model_dump() for name, mark in settings.excluded.items()},
+        "switchover": None if asked is None else asked.model_dump(),
+    }
+
+
+def switchover_now(node: Node) -> dict[str, Any]:
+    """What comes of a request to switch over."""
+    return {"node": node.config.node, "switchover": operators_words(node)["switchover"], "leader": _leader(node)}
 
 
 def state_and_why(node: Node) -> tuple[str | None, str]:
@@ -50,7 +68,7 @@ def state_and_why(node: Node) -> tuple[str | None, str]:
         case Claiming():
             return None, "claiming"
         case StandingBy() as phase:
-            return None, next(iter(node.unfit_because()), "") or _standing_by(node, phase)
+            return None, next(iter(node.unfit_because()), "") or _barred(node, phase) or _standing_by(node, phase)
         case Left():
             return None, "leaving"
 
@@ -58,6 +76,10 @@ def state_and_why(node: Node) -> tuple[str | None, str]:
 def _holding(node: Node) -> str:
     states = [row["state"] for row in node.services.snapshot()]
     return f"holds the lock; {sum(state in RUN for state in states)} of {len(states)} services run"
+
+
+def _barred(node: Node, phase: StandingBy) -> str:
+    return "" if phase.watched is None else barred(phase.watched.view, node.elector.state.node)
 
 
 def _standing_by(node: Node, phase: StandingBy) -> str:
@@ -96,6 +118,7 @@ def _leader(node: Node) -> dict[str, Any] | None:
         return None
     return {
         "node": leader.node,
+        "instance": leader.instance,
         "token": leader.token,
         "state": leader.state,
         "since": leader.since,

@@ -143,6 +143,84 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
 WaitLimit = Annotated[float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long --wait waits.")]
 
 
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node of the cluster, by its name.")]
+Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why, for whoever looks at it later.")]
+
+
+@app.command()
+def switchover(
+    target: NodeArgument,
+    config: ConfigFile = DEFAULT_CONFIG,
+    run_dir: RunDir = None,
+    output: Format = TableFormat.TABLE,
+    wait: Wait = False,
+    timeout: WaitLimit = 120.0,
+) -> None:
+    """Pass the lock on to NODE: services end here in good order and start there. Exit 75 if it cannot be done now."""
+    from supervisor.cli.cluster import switch_over
+    from supervisor.cli.service import find
+
+    as_json = output is TableFormat.JSON
+    raise typer.Exit(switch_over(find(config, run_dir), target, wait=timeout if wait else None, as_json=as_json))
+
+
+@app.command()
+def pause(
+    config: ConfigFile = DEFAULT_CONFIG,
+    run_dir: RunDir = None,
+    because: Because = "",
+    output: Format = TableFormat.TABLE,
+) -> None:
+    """No node takes over until `gpuward resume`. Services are left alone, and so are all deadlines."""
+    _operators_word("pause", {"because": because}, config, run_dir, output)
+
+
+@app.command()
+def resume(config: ConfigFile = DEFAULT_CONFIG, run_dir: RunDir = None, output: Format = TableFormat.TABLE) -> None:
+    """End a pause: fit nodes take over again."""
+    _operators_word("resume", None, config, run_dir, output)
+
+
+@app.command()
+def exclude(
+    node: NodeArgument,
+    config: ConfigFile = DEFAULT_CONFIG,
+    run_dir: RunDir = None,
+    because: Because = "",
+    output: Format = TableFormat.TABLE,
+) -> None:
+    """NODE does not take over until `gpuward include`. If it leads it goes on: see switchover."""
+    _operators_word("exclude", {"node": node, "because": because}, config, run_dir, output)
+
+
+@app.command()
+def include(
+    node: NodeArgument, config: ConfigFile = DEFAULT_CONFIG, run_dir: RunDir = None, output: Format = TableFormat.TABLE
+) -> None:
+    """End an exclusion: NODE may take over again, once it is fit."""
+    _operators_word("include", {"node": node}, config, run_dir, output)
+
+
+@app.command("reset-floor")
+def reset_floor(
+    config: ConfigFile = DEFAULT_CONFIG,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what it risks.")] = False,
+) -> None:
+    """Forget the highest fencing token seen, after etcd was restored from a backup. Says what that risks."""
+    from supervisor.cli.floor import reset
+
+    raise typer.Exit(reset(config, yes=yes))
+
+
+def _operators_word(
+    word: str, body: dict[str, str] | None, config: Path, run_dir: Path | None, output: TableFormat
+) -> None:
+    from supervisor.cli.cluster import ask
+    from supervisor.cli.service import find
+
+    raise typer.Exit(ask(find(config, run_dir), word, body, as_json=output is TableFormat.JSON))
+
+
 @service_app.command("list")
 def service_list(
     config: ConfigFile = DEFAULT_CONFIG, run_dir: RunDir = None, output: Format = TableFormat.TABLE

@@ -15,7 +15,7 @@ TIMEOUT = 5.0
 """Seconds, for the connection and for each piece of an answer."""
 MAX_ANSWER = 32 * 1024 * 1024
 """Bytes: a log's 2 MiB, each of them escaped in JSON."""
-EXITS = {403: NOT_ALLOWED, 404: UNKNOWN, 409: NOT_NOW}
+EXITS = {403: NOT_ALLOWED, 404: UNKNOWN, 409: NOT_NOW, 412: NOT_NOW}
 
 Answer = dict[str, Any]
 
@@ -39,11 +39,11 @@ class Daemon:
     def __init__(self, run: Path) -> None:
         self._path = run / API_SOCKET
 
-    def ask(self, method: str, path: str, *, optional: bool = False) -> Answer:
+    def ask(self, method: str, path: str, *, body: Answer | None = None, optional: bool = False) -> Answer:
         """What it answers with 200 or 202. Refused what is `optional`: {}."""
         try:
-            status, body = self._exchange(method, path)
-            answer = json.loads(body)
+            status, content = self._exchange(method, path, None if body is None else json.dumps(body))
+            answer = json.loads(content)
             if not isinstance(answer, dict):
                 raise ValueError("what answers there is not gpuward")
         except PermissionError:
@@ -57,10 +57,10 @@ class Daemon:
             fail(plain(answer.get("error", f"the daemon said {status}")), EXITS.get(status, 1))
         return answer
 
-    def _exchange(self, method: str, path: str) -> tuple[int, bytes]:
+    def _exchange(self, method: str, path: str, body: str | None) -> tuple[int, bytes]:
         connection = _Connection(self._path)
         try:
-            connection.request(method, path, headers={"Accept": "application/json"})
+            connection.request(method, path, body, headers={"Accept": "application/json"})
             with connection.getresponse() as response:
                 return response.status, response.read(MAX_ANSWER)
         finally:

@@ -116,9 +116,26 @@ def _about_node(answer: Answer) -> list[Text]:
     line = Text(f"this node {plain(answer.get('node'))}: ").append(role, style=style)
     line.append(f" ({plain(state)})" if state else "").append(f": {plain(answer['why'])}" if answer.get("why") else "")
     lines = [line, *(Text(f"  unfit: {plain(why)}", style="red") for why in answer.get("unfit_because") or [])]
+    lines += [Text(f"  {text}", style="yellow") for text in _operators_words(answer)]
     keeper = answer.get("keeper")
     about = f"pid {plain(keeper.get('pid'))}" if keeper else "not running"
     lines.append(Text(f"  keeper {about}, containment {plain(answer.get('containment'))}"))
+    return lines
+
+
+def _operators_words(answer: Answer) -> list[str]:
+    """What operators have asked of the cluster."""
+    excluded = (answer.get("excluded") or {}).items()
+    words = [("paused", answer.get("paused") or {}), *((f"{name} is excluded", mark) for name, mark in excluded)]
+    lines = []
+    for what, mark in words:
+        if not mark:
+            continue
+        because = f" ({plain(mark['because'])})" if mark.get("because") else ""
+        lines.append(f"{plain(what)} since {plain(mark.get('since'))}, asked for on {plain(mark.get('on'))}{because}")
+    if asked := answer.get("switchover"):
+        refused = f": refused, {plain(asked['refused'])}" if asked.get("refused") else " is under way"
+        lines.append(f"a switchover to {plain(asked.get('target'))}{refused}")
     return lines
 
 

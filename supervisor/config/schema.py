@@ -39,6 +39,9 @@ from supervisor.keeper.protocol import CONTROL_SOCKET
 
 LONGEST_TTL = 86400
 """Seconds. A longer one is a typing error: nobody wants to wait a day for a take-over."""
+HIGHEST_PRIORITY = 10
+PRIORITY_STEP = 0.2
+"""Seconds of a claim's delay for each step of a node's priority: more than a claim takes on a near store."""
 MOST_GPUS = 64
 SIZES = {"kB": 1000, "MB": 1000**2, "GB": 1000**3}
 SMALLEST_LOG, LARGEST_LOG = 1000**2, 1000**4
@@ -94,6 +97,8 @@ class Election(Section):
 
     ttl: int = Field(default=90, ge=SHORTEST_TTL, le=LONGEST_TTL)
     clock_error: float = Field(default=CLOCK_ERROR, ge=0, lt=0.5)
+    priority: int = Field(default=HIGHEST_PRIORITY, ge=0, le=HIGHEST_PRIORITY)
+    """The larger goes first where several nodes could take over."""
     store: Literal["etcd", "local"]
     etcd: EtcdStore | None = None
     local: LocalStore = LocalStore()
@@ -114,6 +119,11 @@ class Election(Section):
         if value is None and info.data.get("store") == "etcd":
             raise wrong("etcd: {endpoints: [http://127.0.0.1:2379]}", hint="`store: etcd` needs it")
         return value
+
+    @property
+    def claim_delay(self) -> float:
+        """Seconds by which this node claims later than it could."""
+        return (HIGHEST_PRIORITY - self.priority) * PRIORITY_STEP
 
     @property
     def timing(self) -> Timing:

@@ -43,6 +43,7 @@ class Disk:
 
     instances: tuple[str, ...] = ()
     floor: int = 0
+    revision: int = 0
     term: e.Term | None = None
     end_begun: bool = False
     resumed_from: float | None = None
@@ -50,13 +51,16 @@ class Disk:
     async def load(self) -> Remembered:
         resumed = self.resumed_from is not None and self.term is not None
         gone = tuple(i for i in self.instances if not resumed or self.term is None or i != self.term.instance)
-        return Remembered(gone, self.floor, self.term, self.resumed_from)
+        return Remembered(gone, self.floor, self.term, self.resumed_from, self.revision)
 
     async def note_claim(self, instance: str) -> None:
         self.instances = (*self.instances, instance)
 
     async def note_token(self, token: int) -> None:
         self.floor = max(self.floor, token)
+
+    async def note_revision(self, revision: int) -> None:
+        self.revision = revision
 
     async def note_term(self, term: e.Term) -> None:
         self.term, self.end_begun = term, False

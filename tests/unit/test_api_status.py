@@ -21,7 +21,7 @@ def node(
     """As much of one as the sentence is made from."""
     runners = {row["name"]: SimpleNamespace(spec=SimpleNamespace(priority=row.get("priority", 0))) for row in services}
     made = SimpleNamespace(
-        elector=SimpleNamespace(state=SimpleNamespace(phase=phase)),
+        elector=SimpleNamespace(state=SimpleNamespace(phase=phase, node="n1")),
         services=SimpleNamespace(snapshot=lambda: list(services), runners=runners),
         unfit_because=lambda: list(unfit),
         timing=SimpleNamespace(ttl=TTL),

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from election.membership import MemberRecord
-from election.record import Keys, LeaderRecord, TermRecord
+from election.record import Keys, LeaderRecord, SettingsRecord, SwitchoverRecord, TermRecord
 from election.timing import Timing
 from supervisor.cli import lock_run
 from supervisor.cli.app import app
@@ -234,7 +234,14 @@ def test_every_import_of_a_python_example_works(block: Block) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "kind"), [("leader", LeaderRecord), ("term", TermRecord), ("members/gpu1", MemberRecord)]
+    ("key", "kind"),
+    [
+        ("leader", LeaderRecord),
+        ("term", TermRecord),
+        ("members/gpu1", MemberRecord),
+        ("config", SettingsRecord),
+        ("switchover", SwitchoverRecord),
+    ],
 )
 def test_the_record_that_is_shown_has_the_fields_of_the_code(key: str, kind: type[BaseModel]) -> None:
     whole = next(block.text for block in blocks("text") if "/gpuward/prod/leader" in block.text)

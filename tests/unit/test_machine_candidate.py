@@ -1,13 +1,13 @@
 """Standing by and claiming, rule by rule (rules 6-8, 12, 19, 21). Times are seconds, TTL 9."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from election import events as e
 from election.phases import HEARD_KEPT, Claiming, Ending, Holding, Left, StandingBy, State
-from election.record import View
+from election.record import Mark, SettingsRecord, SwitchoverRecord, View
 from tests.unit.machine_driver import Driver, alarms, deletion, kinds, only, put, view
 
 Outcome = Literal["refused", "not sent", "ambiguous"]
@@ -40,7 +40,7 @@ def failed(claim: e.Claim, outcome: Outcome, lease: int = 7, t0: float = 109.0) 
 def test_an_orderly_end_lets_in_at_once() -> None:
     """Rule 8a."""
     claim = only(e.Claim, Driver().viewed(100.0, view(0, 5, ended="now")))
-    assert claim.seen == (0, 5)
+    assert claim.seen == (0, 5, 0, 0)
     assert "8a" in claim.why
 
 
@@ -73,7 +73,7 @@ def test_nothing_changed_for_a_ttl_lets_in_with_what_was_seen_as_guard() -> None
     d = standing_by()
     assert "Claim" not in kinds(d.at(108.999))
     claim = only(e.Claim, d.at(109.0))
-    assert claim.seen == (3, 2)
+    assert claim.seen == (3, 2, 0, 0)
     assert "8b" in claim.why
 
 
@@ -258,7 +258,7 @@ def test_the_last_term_being_our_own_lets_in_at_once() -> None:
     """Rule 8c."""
     d = Driver(State(StandingBy(), gone=("old", "mine")))
     claim = only(e.Claim, d.viewed(100.0, view(3, 2, instance="mine")))
-    assert claim.seen == (3, 2)
+    assert claim.seen == (3, 2, 0, 0)
     assert "8c" in claim.why
 
 
@@ -266,7 +266,7 @@ def test_anothers_leader_key_beside_our_own_last_term_is_guarded_all_the_same() 
     """Rule 8c: the claim's guards name both versions."""
     d = Driver(State(StandingBy(), gone=("mine",)))
     shown = replace(view(7, 2, instance="mine"), leader_lease=99)
-    assert only(e.Claim, d.viewed(100.0, shown)).seen == (7, 2)
+    assert only(e.Claim, d.viewed(100.0, shown)).seen == (7, 2, 0, 0)
 
 
 def test_the_last_term_of_an_instance_that_is_not_in_the_journal_must_be_waited_out() -> None:
@@ -288,7 +288,7 @@ def test_a_damaged_record_is_reported_once() -> None:
     d = Driver()
     assert alarms(d.viewed(100.0, damaged(3, 2))) == ["damaged-record"]
     assert alarms(d.viewed(101.0, damaged(3, 2, revision=9))) == []
-    assert alarms(d.viewed(102.0, damaged(4, 2))) == ["damaged-record"], "another version is another damage"
+    assert alarms(d.viewed(102.0, damaged(4, 2, revision=9))) == ["damaged-record"], "another version is another damage"
 
 
 def test_a_damaged_record_is_waited_out_as_one_that_does_not_change() -> None:
@@ -472,7 +472,7 @@ def test_an_abandoned_claim_that_arrives_late_is_never_adopted() -> None:
     assert not isinstance(d.state.phase, Holding)
     again = only(e.Claim, actions)
     assert again.instance != claim.instance
-    assert again.seen == (20, 20)
+    assert again.seen == (20, 20, 0, 0)
 
 
 def test_an_answer_to_an_abandoned_claim_means_nothing() -> None:
@@ -592,3 +592,102 @@ def test_events_that_mean_nothing_to_a_claim_change_nothing(event: e.Event) -> N
     before = d.state.phase
     assert [action for action in d.at(109.1, event) if not isinstance(action, e.NoteToken)] == []
     assert d.state.phase == before
+
+
+# --- what operators want (rule 12)
+
+
+MARK = Mark(since="then", on="n9", because="as told")
+ENDED = view(0, 5, instance="old", ended="now")
+
+
+def here(**changed: Any) -> Driver:
+    return Driver(State(StandingBy(), node="here", **changed))
+
+
+def asked(target: str, instance: str = "old", refused: str | None = None) -> View:
+    request = SwitchoverRecord(target=target, instance=instance, hold_back_s=3.0, asked="", on="n9", refused=refused)
+    return replace(ENDED, switchover=request, switchover_mod=4)
+
+
+def with_settings(shown: View, mod: int = 4, **settings: Any) -> View:
+    return replace(shown, settings=SettingsRecord(**settings), settings_mod=mod)
+
+
+@pytest.mark.parametrize("settings", [{"paused": MARK}, {"excluded": {"here": MARK}}], ids=["paused", "excluded"])
+def test_nobody_claims_against_the_word_of_an_operator_however_long_it_waits(settings: dict[str, Any]) -> None:
+    d = here(gone=("mine",))
+    for shown in (view(0, 5, ended="now"), view(3, 2), view(3, 2, instance="mine")):
+        assert "Claim" not in kinds(d.viewed(100.0, with_settings(replace(shown, revision=9), **settings)))
+        assert not d.claims_at(1000.0)
+
+
+def test_the_exclusion_of_another_node_keeps_nobody_from_a_claim() -> None:
+    d = here()
+    assert only(e.Claim, d.viewed(100.0, with_settings(ENDED, excluded={"there": MARK}))).seen == (0, 5, 4, 0)
+
+
+def test_the_end_of_a_pause_lets_in_at_once_who_has_waited_long_enough() -> None:
+    """The wait of rule 8b is about leader and term alone."""
+    d = here()
+    d.viewed(100.0, with_settings(view(3, 2), paused=MARK))
+    assert not d.claims_at(109.5)
+    d.viewed(109.6, with_settings(view(3, 2), paused=MARK))
+    assert "Read" in kinds(d.at(109.65, e.Changed()))
+    assert only(e.Claim, d.viewed(109.7, with_settings(replace(view(3, 2), revision=9), mod=9))).seen == (3, 2, 9, 0)
+
+
+def test_the_target_of_a_switchover_claims_at_once_and_the_others_hold_back() -> None:
+    claim = only(e.Claim, here(claim_delay=1.0).viewed(100.0, asked("here")))
+    assert claim.seen == (0, 5, 0, 4)
+    d = here()
+    assert "Claim" not in kinds(d.viewed(100.0, asked("there")))
+    assert d.claims_from(103.0)
+
+
+@pytest.mark.parametrize("shown", [asked("there", instance="older"), asked("there", refused="no")])
+def test_nobody_holds_back_for_a_request_of_another_term_or_one_that_was_refused(shown: View) -> None:
+    assert "Claim" in kinds(here().viewed(100.0, shown))
+
+
+def test_nobody_holds_back_where_the_old_holder_did_not_end_in_good_order() -> None:
+    """It may have died of the switchover, and its target with it."""
+    d = here()
+    request = asked("there").switchover
+    d.viewed(100.0, replace(view(3, 2, instance="old"), switchover=request, switchover_mod=4, revision=5))
+    assert d.claims_from(109.0)
+
+
+def test_a_lower_priority_delays_a_claim_and_nothing_else() -> None:
+    d = here(claim_delay=0.4)
+    d.viewed(100.0, view(3, 2))
+    assert d.claims_from(109.4)
+    d = here(claim_delay=0.4)
+    d.viewed(100.0, ENDED)
+    assert d.claims_from(100.4)
+
+
+# --- a store that went back (rule 21)
+
+
+def test_a_store_that_went_back_proves_no_end_and_its_wait_begins_anew() -> None:
+    d = here(gone=("mine",), revision=90)
+    assert alarms(d.viewed(100.0, view(0, 5, ended="now", revision=80))) == ["history-went-back"]
+    assert d.claims_from(109.0)
+    d = here(gone=("mine",), revision=90)
+    d.viewed(100.0, view(3, 2, instance="mine", revision=80))
+    assert d.claims_from(109.0)
+
+
+def test_an_end_recorded_after_the_store_went_back_counts_again() -> None:
+    d = here(revision=90)
+    d.viewed(100.0, view(3, 2, revision=80))
+    assert "Claim" in kinds(d.viewed(101.0, view(0, 81, ended="now", revision=81)))
+
+
+def test_the_revision_of_a_store_that_went_back_is_kept_only_a_ttl_later() -> None:
+    """A supervisor that is restarted meanwhile distrusts it again."""
+    d = here(revision=90, noted_at=99.0)
+    assert "NoteRevision" not in kinds(d.viewed(100.0, view(3, 2, revision=80)))
+    assert "NoteRevision" not in kinds(d.viewed(159.9, view(3, 2, revision=81)))
+    assert only(e.NoteRevision, d.viewed(160.0, view(3, 2, revision=82))).revision == 82

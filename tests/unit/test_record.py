@@ -90,12 +90,13 @@ def test_a_damaged_leader_keeps_its_revision_and_its_lease() -> None:
     assert "garbage" in view.damage[0]
 
 
-def test_the_claim_is_guarded_by_both_keys_and_only_the_leader_key_hangs_on_the_lease() -> None:
-    """Rule 8."""
+def test_the_claim_is_guarded_by_all_that_was_read_and_only_the_leader_key_hangs_on_the_lease() -> None:
+    """Rules 8 and 12."""
     leader, term = leader_record("me"), term_record("me")
-    txn = record.claim(KEYS, (12, 5), leader, term, lease=7)
-    assert txn.guards == (ModIs(LEADER, 12), ModIs(TERM, 5))
-    assert txn.operations == (Put(LEADER, leader.to_json(), 7), Put(TERM, term.to_json(), 0))
+    txn = record.claim(KEYS, (12, 5, 3, 0), leader, term, lease=7)
+    assert txn.guards == (ModIs(LEADER, 12), ModIs(TERM, 5), ModIs(KEYS.settings, 3), ModIs(KEYS.switchover, 0))
+    puts = (Put(LEADER, leader.to_json(), 7), Put(TERM, term.to_json(), 0))
+    assert txn.operations == (*puts, Delete(KEYS.switchover))
 
 
 def test_the_refresh_is_guarded_by_our_lease_and_leaves_the_term_alone() -> None:
