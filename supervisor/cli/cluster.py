@@ -37,8 +37,9 @@ def _wait(daemon: Daemon, target: str, asked: dict[str, Any], seconds: float) ->
     while (passed := time.monotonic() - began) < seconds:
         now = daemon.ask("GET", "/switchover")
         leader, standing = now.get("leader") or {}, now.get("switchover") or {}
-        ours = standing.get("instance") == asked["instance"] and standing.get("target") == target
-        if ours and standing.get("refused"):
+        if standing.get("refused") and standing == asked | {
+            "refused": standing["refused"]
+        }:  # an older one may be shown
             return NOT_NOW, f"refused: {standing['refused']}"
         if leader.get("state") == "active" and leader.get("instance") != asked["instance"]:
             if leader.get("node") == target:

@@ -70,6 +70,10 @@ class NodeBed:
         """Somebody deletes the leader key. Local store only."""
         asyncio.run(_delete_leader_key(self.folder.parent / "election.db"))
 
+    def told_role(self) -> str | None:
+        """What its member record says, which others go by. Local store only."""
+        return asyncio.run(_role(self.folder.parent / "election.db", self.name))
+
     def start(self) -> "NodeBed":
         """The supervisor as a child of the test."""
         path = self.folder / "gpuward.yml"
@@ -198,6 +202,14 @@ async def _delete_leader_key(file: Path) -> None:
     store = LocalStore(file, clock=clock)
     await store.commit(Txn((), (Delete(Keys("test").leader),)), deadline=clock.now() + 5)
     await store.close()
+
+
+async def _role(file: Path, node: str) -> str | None:
+    clock = BootClock()
+    store, key = LocalStore(file, clock=clock), Keys("test").member(node)
+    found = (await store.read([key], deadline=clock.now() + 5)).get(key)
+    await store.close()
+    return None if found is None else str(json.loads(found.value)["role"])
 
 
 def free_port() -> int:
