@@ -12,6 +12,8 @@ class Condition:
 
     keeper_answers: bool
     keeper_trouble: str
+    hardware_trouble: str
+    """Why the required hardware watchdog does not watch; empty: it does, or is not required."""
     weak: bool
     weak_allowed: bool
     gpus: Sequence[GpuFacts]
@@ -40,6 +42,8 @@ def unfit_because(node: Condition) -> list[str]:
         )
     if not node.keeper_answers:
         reasons.append(f"the keeper does not answer: {node.keeper_trouble}")
+    if node.hardware_trouble:
+        reasons.append(f"the hardware watchdog is required: {node.hardware_trouble}")
     if node.gpu_trouble:
         reasons.append(f"the GPUs cannot be read: {node.gpu_trouble}")
     reasons += [f"GPU {gpu.index} is {gpu.verdict}: {gpu.why}" for gpu in node.gpus if gpu.verdict.node_fault]

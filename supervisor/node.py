@@ -97,6 +97,7 @@ class Node:
             config.paths.run,
             cgroup,
             None if config.gid is None else str(config.gid),
+            config.hardware_option,
             on_event=self._keeper_event,
             on_gone=lambda: self._succession.lost(),
         )
@@ -466,6 +467,7 @@ class Node:
             Condition(
                 keeper_answers=self.keeper.connected,
                 keeper_trouble=self._succession.trouble,
+                hardware_trouble=self._hardware_trouble(),
                 weak=self.folder.cgroup is None,
                 weak_allowed=self.config.allow_weak_containment,
                 gpus=tuple(self.gpus.values()),
@@ -495,6 +497,12 @@ class Node:
         except TimingError as error:
             return str(error)
         return ""
+
+    def _hardware_trouble(self) -> str:
+        if self.config.hardware_watchdog.mode != "required" or not self.keeper.connected:
+            return ""
+        state = self.keeper.hello.get("hardware") or {"error": "the keeper was started without it; start it anew"}
+        return str(state["error"] or "")
 
     def _history_trouble(self) -> str:
         phase, floor = self.elector.state.phase, self.elector.state.floor

@@ -132,7 +132,7 @@ def _keeper(node: Node) -> dict[str, Any] | None:
     if not node.keeper.connected:
         return None
     hello = node.keeper.hello
-    return {key: hello.get(key) for key in ("pid", "rss_bytes", "memory_locked", "tick_s", "kill_s")}
+    return {key: hello.get(key) for key in ("pid", "rss_bytes", "memory_locked", "tick_s", "kill_s", "hardware")}
 
 
 def _gpu(node: Node, index: int) -> dict[str, Any]:

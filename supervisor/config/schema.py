@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from election.timing import CLOCK_ERROR, SHORTEST_TTL, Timing, TimingError
+from election.timing import CLOCK_ERROR, RISKY_TTL, SHORTEST_TTL, Timing, TimingError
 from supervisor.config import options
 from supervisor.config.accounts import Account, account, group_id
 from supervisor.config.elsewhere import lives_elsewhere
@@ -42,6 +42,8 @@ LONGEST_TTL = 86400
 HIGHEST_PRIORITY = 10
 PRIORITY_STEP = 0.2
 """Seconds of a claim's delay for each step of a node's priority: more than a claim takes on a near store."""
+LONGEST_RESET = 30
+"""Seconds: timeout of the hardware watchdog at most. Many devices take no more than a minute."""
 MOST_GPUS = 64
 SIZES = {"kB": 1000, "MB": 1000**2, "GB": 1000**3}
 SMALLEST_LOG, LARGEST_LOG = 1000**2, 1000**4
@@ -517,6 +519,18 @@ class Service(Section):
         return account(self.user)
 
 
+def _off(value: Any) -> Any:
+    """YAML reads the bare word as false."""
+    return "off" if value is False else value
+
+
+class HardwareWatchdog(Section):
+    """The machine's own watchdog as last resort: see `supervisor.keeper.hardware`."""
+
+    mode: Annotated[Literal["off", "automatic", "required"], BeforeValidator(_off)] = "off"
+    device: AbsolutePath = Path("/dev/watchdog")
+
+
 class Reach(Section):
     """Where a node's daemon answers: all that a command needs of the file which only asks it."""
 
@@ -548,7 +562,26 @@ class Config(Section):
     gpu: Gpu
     api: Api = Api()
     watchdog: Watchdog = Watchdog()
+    hardware_watchdog: HardwareWatchdog = HardwareWatchdog()
     services: dict[ServiceName, Service] = {}
+
+    @field_validator("hardware_watchdog")
+    @classmethod
+    def _has_time(cls, value: HardwareWatchdog, info: ValidationInfo) -> HardwareWatchdog:
+        election = info.data.get("election")
+        if value.mode != "off" and election is not None and election.ttl < RISKY_TTL:
+            hint = "such devices count whole seconds, and a smaller TTL has less than one between switch and take-over"
+            raise wrong(f"mode: off, or `election.ttl` of {RISKY_TTL} or more", hint=hint)
+        return value
+
+    @property
+    def hardware_option(self) -> str | None:
+        """As the keeper takes it. The timeout is a third of the TTL, at most half a minute."""
+        wanted, timing = self.hardware_watchdog, self.election.timing
+        if wanted.mode == "off" or (wanted.mode == "automatic" and not wanted.device.exists()):
+            return None
+        after_ns = round((timing.ttl - timing.switch) * 1e9)
+        return f"{wanted.device},{min(LONGEST_RESET, timing.ttl // 3)},{after_ns},{wanted.mode}"
 
     @property
     def status_url(self) -> str:

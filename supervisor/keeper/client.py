@@ -137,15 +137,19 @@ class KeeperClient:
                 future.set_exception(KeeperGone("the connection to the keeper broke"))
 
 
-async def spawn(run: Path, cgroup: str | None, group: str | None, *, deadline: float) -> KeeperClient:
-    """Start a keeper that outlives us and connect to it. `cgroup` None: weak containment.
+async def spawn(
+    run: Path, cgroup: str | None, group: str | None, *, deadline: float, hardware: str | None = None
+) -> KeeperClient:
+    """Start a keeper that outlives us and connect to it. `cgroup` None: weak containment. `hardware`: its option.
 
     It has a session of its own, no fds of ours, and its stderr is `<run>/keeper.log`. Raises KeeperGone with the last
     lines of that log when it does not come up by `deadline` (boot-time seconds).
     """
     containment = ["--weak"] if cgroup is None else ["--cgroup", cgroup]
     permitted = [] if group is None else ["--group", group]
-    command = [sys.executable, "-I", "-S", str(_PROGRAM), "--run", str(run), *containment, *permitted, "--detach"]
+    watchdog = [] if hardware is None else ["--hardware", hardware]
+    options = ["--run", str(run), *containment, *permitted, *watchdog, "--detach"]
+    command = [sys.executable, "-I", "-S", str(_PROGRAM), *options]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(run / _LOG, flags, 0o640)
     try:

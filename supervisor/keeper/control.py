@@ -122,6 +122,7 @@ class Control:
             rss_bytes=kernel.rss_bytes(),
             tick_s=self._loop.tick.value_s(kernel.boot_ns()),
             kill_s=keeper.kill_time.value_s(kernel.boot_ns()),
+            hardware=keeper.hardware_state,
             memory_locked=self._memory is None,
             memory_not_locked_because=self._memory,
         )

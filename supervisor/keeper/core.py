@@ -14,6 +14,7 @@ from typing import Any
 from supervisor import proc
 from supervisor.keeper import kernel, left, term
 from supervisor.keeper.adopt import adopt
+from supervisor.keeper.hardware import Device, Hardware
 from supervisor.keeper.jobs import Jobs
 from supervisor.keeper.locks import Lock
 from supervisor.keeper.loop import Loop, guard, log, rearm
@@ -67,6 +68,10 @@ class Keeper:
         """Terms that are over although something unkillable is left of them."""
         self.kill_time = Slowest(KILLS_NS)
         """From the kill of a term to the moment at which none of its processes can do anything any more."""
+        self._hardware: Hardware | None = None
+        self._hardware_required = False
+        self.hardware_state: dict[str, Any] | None = None
+        """Of the machine's watchdog, for people; None: none is used."""
         self._stale: list[int] = []
         self._swept_ns = 0
         self._timer = kernel.boot_timer()
@@ -86,14 +91,48 @@ class Keeper:
         decided = term.arm(self.ledger, token, deadline_ns, kernel.boot_ns())
         if isinstance(decided, term.Refusal):
             return decided
-        if self.place is None:
-            self._sweep()
-            if self.leftover or self._stale:
-                return term.Refusal("unkillable", f"terms {self.left_over()} are over, but processes of theirs live")
-            self._enter(self.places.open_term(token))
+        trouble = self._arm_hardware(deadline_ns)
+        if trouble is not None:
+            return trouble
+        try:
+            if self.place is None:
+                self._sweep()
+                if self.leftover or self._stale:
+                    return term.Refusal(
+                        "unkillable", f"terms {self.left_over()} are over, but processes of theirs live"
+                    )
+                self._enter(self.places.open_term(token))
+        finally:
+            if self.place is None and self._hardware is not None:
+                self._hardware.disarm()
         self.ledger = decided
         kernel.set_timer(self._timer, deadline_ns)
         self.remember()
+        return None
+
+    def use_hardware(self, device: Device, required: bool) -> None:
+        """The machine's watchdog watches over each term. Raises OSError where it is required and will not do."""
+        self._hardware_required = required
+        self.hardware_state = {"device": device.path, "timeout_s": device.timeout_s, "error": None}
+        try:
+            self._hardware = Hardware(device)
+        except OSError as error:
+            if required:
+                raise
+            self.hardware_state["error"] = str(error)
+            log(f"{error}; going on without")
+
+    def _arm_hardware(self, deadline_ns: int) -> term.Refusal | None:
+        if self._hardware is None or self.hardware_state is None:
+            return None
+        try:
+            self._hardware.arm(kernel.boot_ns(), deadline_ns)
+            self.hardware_state["error"] = None
+        except OSError as error:
+            self.hardware_state["error"] = str(error)
+            if self._hardware_required:
+                return term.Refusal("hardware", str(error))
+            log(f"{error}; going on without")
         return None
 
     def _enter(self, place: TermPlace) -> None:
@@ -112,6 +151,7 @@ class Keeper:
         if place is not None:
             self.ledger = self.ledger._replace(term=term.Term(was.token, was.deadline_ns))
             kernel.set_timer(self._timer, was.deadline_ns)
+            self._arm_hardware(was.deadline_ns)
             self._enter(place)
             self.locks = adopt(place, was, self.services, self.jobs)
             log(f"term {was.token} goes on: adopted {sorted(self.services.all)}")
@@ -157,13 +197,17 @@ class Keeper:
     def tick_s(self) -> float:
         """How long the loop may sleep when nothing happens."""
         soon = self._ending is not None or (self.notify is not None and self.notify.resting())
-        return _ENDING_TICK_S if soon else _IDLE_TICK_S
+        if soon or self._hardware is None or self.ledger.term is None:
+            return _ENDING_TICK_S if soon else _IDLE_TICK_S
+        return min(_IDLE_TICK_S, self._hardware.wait_s(kernel.boot_ns(), self.ledger.term.deadline_ns))
 
     def turn(self) -> None:
         """After every round of the loop: the switch, the ending under way, the slow checks."""
         now = kernel.boot_ns()
         if self.notify is not None:
             self.notify.turn(now)
+        if self._hardware is not None and self.ledger.term is not None:
+            guard(self._hardware.turn, now, self.ledger.term.deadline_ns)
         if term.switch_due(self.ledger, now) and self.ledger.term is not None:
             decided = term.begin_end(self.ledger, self.ledger.term.token)
             if isinstance(decided, term.Ledger):
@@ -205,6 +249,8 @@ class Keeper:
         self._ending = None
         self.place = None
         self.ledger = term.finish_end(self.ledger)
+        if self._hardware is not None:
+            guard(self._hardware.disarm)
         if left is not None:
             self.leftover.append(left)
         self._forget(left is None)

@@ -34,11 +34,12 @@ class KeeperLink:
         run: Path,
         cgroup: str | None,
         group: str | None,
+        hardware: str | None = None,
         *,
         on_event: Callable[[dict[str, Any]], None],
         on_gone: Callable[[], None],
     ) -> None:
-        self._run, self._cgroup, self._group = run, cgroup, group
+        self._run, self._cgroup, self._group, self._hardware = run, cgroup, group, hardware
         self._on_event, self._on_gone = on_event, on_gone
         self._client: KeeperClient | None = None
         self._pidfd = -1
@@ -76,7 +77,7 @@ class KeeperLink:
             self.found = True
         except KeeperGone:
             await self._end(_pidfd_of_keeper(self._run), deadline)
-            client = await spawn(self._run, self._cgroup, self._group, deadline=deadline)
+            client = await spawn(self._run, self._cgroup, self._group, deadline=deadline, hardware=self._hardware)
             await self._ask_hello(client, deadline)
             self.found = False
         self._pidfd = os.pidfd_open(int(self.hello["pid"]))

@@ -2,7 +2,8 @@
 
 Options: `--run DIR` the run folder; `--cgroup PATH` the fenced parent, below the cgroup2 mount (made if missing);
 `--weak` no cgroups (weak.py); `--group NAME_OR_GID` who may use keeper.sock; `--detach` return when the sockets answer,
-and go on in the background.
+and go on in the background; `--hardware PATH,TIMEOUT_S,AFTER_NS,automatic|required` the machine's watchdog
+(hardware.py).
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from supervisor.flock import flock_pid
 from supervisor.keeper import kernel, term
 from supervisor.keeper.control import Control
 from supervisor.keeper.core import Keeper
+from supervisor.keeper.hardware import Device
 from supervisor.keeper.jobs import MODES
 from supervisor.keeper.loop import Loop, log
 from supervisor.keeper.packets import Connection, Packet, listen
@@ -25,7 +27,7 @@ from supervisor.keeper.places import CgroupPlaces, Places
 from supervisor.keeper.protocol import CONTROL_SOCKET, JOB_SOCKET, NOTIFY_SOCKET
 from supervisor.keeper.weak import WeakPlaces
 
-_USAGE = "usage: keeper --run DIR (--cgroup PATH | --weak) [--group NAME_OR_GID] [--detach]"
+_USAGE = "usage: keeper --run DIR (--cgroup PATH | --weak) [--group NAME_OR_GID] [--hardware SPEC] [--detach]"
 
 
 def main(argv: list[str]) -> int:
@@ -56,7 +58,7 @@ def _parse(argv: list[str]) -> dict[str, str] | None:
         name = rest.pop(0)
         if name in ("--weak", "--detach"):
             options[name] = ""
-        elif name in ("--run", "--cgroup", "--group") and rest:
+        elif name in ("--run", "--cgroup", "--group", "--hardware") and rest:
             options[name] = rest.pop(0)
         else:
             return None
@@ -86,6 +88,8 @@ def _set_up(options: dict[str, str]) -> tuple[Keeper, Loop]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     loop = Loop()
     keeper = Keeper(run, _places(options), loop)
+    if "--hardware" in options:
+        keeper.use_hardware(*_hardware(options["--hardware"]))
     _watch_signals(keeper, loop)
     keeper.start_up()
     keeper.hear(f"{run}/{NOTIFY_SOCKET}")
@@ -98,6 +102,12 @@ def _set_up(options: dict[str, str]) -> tuple[Keeper, Loop]:
     gc.freeze()
     Control(keeper, loop, control, kernel.lock_memory())
     return keeper, loop
+
+
+def _hardware(spec: str) -> tuple[Device, bool]:
+    """The device, and whether it is required."""
+    path, timeout_s, after_ns, mode = spec.rsplit(",", 3)
+    return Device(path, int(timeout_s), int(after_ns)), mode == "required"
 
 
 def _places(options: dict[str, str]) -> Places:

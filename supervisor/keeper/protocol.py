@@ -13,6 +13,7 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
                                       held: [{gpu, holder, since_ns}],
                                       leftover: [token], tick_s, kill_s (the slowest of the last minutes: pace.py),
                                       rss_bytes, memory_locked, memory_not_locked_because,
+                                      hardware: {device, timeout_s, error: str | null} | null (the machine's watchdog),
                                       services: {name: {pid, start_ticks, cgroup, running, empty, lock, since_ns,
                                       status, ready, units: {unit: {pid, start_ticks, running, status, ready}}}}}
                                       pid 0: not known; status: how it ended, as wait(2) gives it; ready: it has said
@@ -20,7 +21,8 @@ Requests (times are absolute CLOCK_BOOTTIME nanoseconds; the keeper never sees a
     arm     {token, deadline_ns}    → {token, deadline_ns}  starts a term (makes its cgroup) or moves its deadline on.
                                       Refused: `over` (token ≤ the highest that is over), `other-term` (another is
                                       armed or ending), `deadline` (in the past, or before the present one),
-                                      `unkillable` (processes of an earlier term still exist)
+                                      `unkillable` (processes of an earlier term still exist), `hardware` (a required
+                                      watchdog of the machine cannot be used)
     locks   {token, locks: [{gpu, path}]} + one fd each (SCM_RIGHTS), of the lock files' inodes → {}
                                       Refused: as `start`; `held` (this GPU's lock is held on another inode)
     describe {gpu}                  → {foreign}  is what stands in the lock file what the keeper wrote last (or the
