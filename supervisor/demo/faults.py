@@ -5,15 +5,18 @@ after `lasts`), so that the rest of the demo shows that what comes back does no 
 """
 
 import asyncio
+import os
 import signal
 from dataclasses import dataclass
 from typing import ClassVar
 
-from election.clock import boot_time
-from election.store import Delete, LockStore, Txn
+from election.clock import BootClock, boot_time
+from election.requests import RefusedError, Requests
+from election.store import Delete, LockStore, Put, Txn
 from supervisor import proc
 from supervisor.demo.cluster import DemoCluster
-from supervisor.demo.watch import Watcher
+from supervisor.demo.watch import Status, Watcher
+from supervisor.gpu.simulated import set_state
 
 STORE_CALL = 2.0
 """Seconds for one call to the store."""
@@ -128,6 +131,73 @@ class KillService(Fault):
         return f"{name} of {stage.holder} was not started again after its process {pid} was killed"
 
 
+class KillKeeper(Fault):
+    name = "kill-keeper"
+    proves = "The keeper is killed: its supervisor starts another, which adopts the services; none of them ends."
+
+    def __init__(self) -> None:
+        self.before: dict[str, int] = {}
+        self.keeper = 0
+
+    async def inject(self, stage: Stage) -> None:
+        if stage.cluster.containment != "cgroup":
+            raise FaultError("services outlive a keeper in cgroups only, and this demo has none: run it as root")
+        found = stage.watcher.statuses[stage.holder] or {}
+        self.before = _pids(found)
+        self.keeper = (found.get("keeper") or {}).get("pid", 0)
+        _send(self.keeper, self.number, f"the keeper of {stage.holder}")
+
+    number: ClassVar[signal.Signals] = signal.SIGKILL
+
+    def unproven(self, stage: Stage) -> str | None:
+        found = stage.watcher.statuses[stage.holder] or {}
+        if (found.get("keeper") or {}).get("pid") in (None, self.keeper):
+            return f"{stage.holder} has no new keeper"
+        lost = [name for name, pid in self.before.items() if _pids(found).get(name) != pid]
+        return f"services of {stage.holder} were started again: {', '.join(lost)}" if lost else None
+
+
+class StopKeeper(KillKeeper):
+    name = "stop-keeper"
+    proves = "A keeper that hangs (SIGSTOP) is found within 3 s, killed and replaced; no service ends."
+    number = signal.SIGSTOP
+
+
+class LoseGpu(Fault):
+    name = "lose-gpu"
+    proves = (
+        "A GPU that falls off the bus makes its node stand down in good order, and unfit; a standby goes on at once."
+    )
+    takeovers = 1
+
+    async def inject(self, stage: Stage) -> None:
+        set_state(stage.cluster.nodes[stage.holder].folder / "gpu", 0, verdict="lost")
+
+    async def heal(self, stage: Stage) -> None:
+        set_state(stage.cluster.nodes[stage.holder].folder / "gpu", 0, verdict="healthy")
+
+
+class Switchover(Fault):
+    name = "switchover"
+    proves = "An operator passes the lock on to a named node: services end here in good order, and start there at once."
+    takeovers = 1
+
+    def __init__(self) -> None:
+        self.target = ""
+
+    async def inject(self, stage: Stage) -> None:
+        self.target = next(name for name in stage.cluster.nodes if name != stage.holder)
+        requests = Requests(stage.watcher.keys, stage.store, BootClock(), "demo")
+        try:
+            await requests.switch_over(self.target, deadline=boot_time() + STORE_CALL)
+        except RefusedError as error:
+            raise FaultError(str(error)) from None
+
+    def unproven(self, stage: Stage) -> str | None:
+        last = stage.watcher.terms[-1].node
+        return None if last == self.target else f"{last} leads, and not {self.target}"
+
+
 class KillNode(Fault):
     name = "kill-node"
     proves = "Supervisor, keeper and services die in one moment, as in a power cut; a standby takes over after the TTL."
@@ -161,6 +231,74 @@ class RevokeLease(Fault):
         if entry is None or not entry.lease:
             raise FaultError(f"{stage.watcher.keys.leader} is under no lease")
         await stage.store.revoke(entry.lease, deadline=deadline)
+
+
+class DeletePrefix(Fault):
+    name = "delete-prefix"
+    proves = (
+        "All that stands in the store is deleted: an absent term is no end, so nobody claims before the holder is gone."
+    )
+    takeovers = 1
+
+    async def inject(self, stage: Stage) -> None:
+        deadline = boot_time() + STORE_CALL
+        found = await stage.store.read([stage.watcher.keys.prefix], prefix=True, deadline=deadline)
+        txn = Txn((), tuple(Delete(entry.key) for entry in found.entries))
+        await stage.store.commit(txn, deadline=deadline)
+
+
+class OverwriteKey(Fault):
+    name = "overwrite-key"
+    proves = (
+        "A stranger writes over the leader key: the holder ends its services, and what cannot be read lets nobody in."
+    )
+    takeovers = 1
+
+    async def inject(self, stage: Stage) -> None:
+        txn = Txn((), (Put(stage.watcher.keys.leader, b"\xff mine now"),))
+        await stage.store.commit(txn, deadline=boot_time() + STORE_CALL)
+
+
+class _Member(Fault):
+    """One member of etcd."""
+
+    stores = ("etcd",)
+
+    def __init__(self) -> None:
+        self._broken: int | None = None
+
+    def lasts(self, ttl: int) -> float | None:
+        return 1.5 * ttl
+
+
+class StopEtcdMember(_Member):
+    name = "stop-etcd-member"
+    proves = (
+        "The etcd member that all nodes talk to hangs: their calls go on to the next one, and nothing changes hands."
+    )
+
+    async def inject(self, stage: Stage) -> None:
+        assert stage.cluster.etcd is not None
+        self._broken = 0  # the first endpoint, which everybody uses until it fails
+        stage.cluster.etcd.stop(self._broken)
+
+    async def heal(self, stage: Stage) -> None:
+        if stage.cluster.etcd is not None and self._broken is not None:
+            stage.cluster.etcd.cont(self._broken)
+
+
+class KillEtcdLeader(_Member):
+    name = "kill-etcd-leader"
+    proves = "The etcd leader dies: etcd elects another within the holder's retries, and nothing changes hands."
+
+    async def inject(self, stage: Stage) -> None:
+        assert stage.cluster.etcd is not None
+        self._broken = await asyncio.to_thread(stage.cluster.etcd.leader)
+        await asyncio.to_thread(stage.cluster.etcd.kill, self._broken)
+
+    async def heal(self, stage: Stage) -> None:
+        if stage.cluster.etcd is not None and self._broken is not None:
+            await asyncio.to_thread(stage.cluster.etcd.restart, self._broken)
 
 
 class KillEtcdLeaderWithHolder(Fault):
@@ -216,10 +354,18 @@ KINDS: tuple[type[Fault], ...] = (
     NoFault,
     KillSupervisor,
     StopSupervisor,
+    KillKeeper,
+    StopKeeper,
     KillService,
     KillNode,
+    LoseGpu,
+    Switchover,
     DeleteKey,
+    DeletePrefix,
+    OverwriteKey,
     RevokeLease,
+    StopEtcdMember,
+    KillEtcdLeader,
     KillEtcdLeaderWithHolder,
     EtcdDown,
 )
@@ -229,6 +375,22 @@ NAMES = tuple(kind.name for kind in KINDS)
 def make(name: str) -> Fault:
     """The fault of that name; KeyError where there is none."""
     return {kind.name: kind for kind in KINDS}[name]()
+
+
+def _pids(status: Status) -> dict[str, int]:
+    return {service["name"]: service["pid"] for service in status.get("services", []) if service.get("pid")}
+
+
+def _send(pid: int, number: int, what: str) -> None:
+    """By pidfd, to the process that has the pid now."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        raise FaultError(f"{what}: {error.strerror}") from None
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    finally:
+        os.close(pidfd)
 
 
 def _start_if_down(stage: Stage) -> None:
