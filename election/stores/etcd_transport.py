@@ -16,7 +16,7 @@ import aiohttp
 from election.clock import Clock
 from election.store import ErrorClass
 from election.stores.etcd_errors import NOT_FOUND, another_may_know, classify
-from election.stores.etcd_wire import MalformedError, document
+from election.stores.etcd_wire import MalformedError, document, number, part
 
 LARGEST_REPLY = 16 << 20
 """Bytes. Ours are a few kB; more is not etcd talking."""
@@ -80,6 +80,8 @@ class Transport:
         self.endpoints = tuple(endpoints)
         self.clock = clock
         self.current = 0
+        self.revision = 0
+        """Of the store, by the latest answer that tells one: what a watch could have missed shows by it."""
         self.closed = False
         self._session: aiohttp.ClientSession | None = None
         self._streams: set[aiohttp.ClientResponse] = set()
@@ -106,7 +108,9 @@ class Transport:
             raise RefusedError(ErrorClass.TRANSIENT, what, sent=progress.connected) from error
         except _FAILURES as error:
             raise _broken(error, progress) from error
-        return interpret(response.status, raw, response.headers.get("Location"))
+        answer = interpret(response.status, raw, response.headers.get("Location"))
+        self.revision = revision_of(answer) or self.revision
+        return answer
 
     @asynccontextmanager
     async def stream(self, index: int, path: str, body: Mapping[str, Any], deadline: float) -> AsyncIterator[Messages]:
@@ -166,8 +170,8 @@ def _new_session() -> aiohttp.ClientSession:
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:
     raw = bytearray()
-    async for part in response.content.iter_any():
-        raw += part
+    async for data in response.content.iter_any():
+        raw += data
         if len(raw) > LARGEST_REPLY:
             raise ValueError(f"an answer of more than {LARGEST_REPLY} bytes")
     return bytes(raw)
@@ -181,6 +185,14 @@ def _broken(error: Exception, progress: _Progress) -> RefusedError:
     what = "the connection broke before the answer" if progress.connected else "no connection"
     sent = progress.connected
     return RefusedError(ErrorClass.TRANSIENT, f"{what}: {describe(error)}", sent=sent, elsewhere=True)
+
+
+def revision_of(answer: Mapping[str, Any]) -> int:
+    """The store's revision in an answer; 0 where it tells none."""
+    try:
+        return number(part(part(answer, "result") or answer, "header"), "revision")
+    except MalformedError:
+        return 0
 
 
 def interpret(status: int, raw: bytes, location: str | None = None) -> dict[str, Any]:

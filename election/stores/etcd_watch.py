@@ -3,7 +3,8 @@ events may have been lost.
 
 etcd tells nothing on a quiet stream for ten minutes (its --experimental-watch-progress-notify-interval), so a dead
 connection cannot be told from a quiet one. A stream that was silent for `SILENCE` is therefore made anew, from the
-revision after the last event: nothing is lost by it, and a dead member shows at once.
+revision after the last event, where the answer to another call has shown that the store went on meanwhile: nothing is
+lost by it, and a dead member shows at once. Where nothing has changed a dead stream misses nothing.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from election.stores import etcd_wire as wire
 from election.stores.etcd_transport import Messages, RefusedError, Transport
 
 SILENCE = 5.0
-"""Seconds without a message after which a stream is made anew."""
+"""Seconds without a message after which a stream is made anew, if there could have been one."""
 CREATE = 2.0
 """Seconds within which a member must have confirmed a new stream."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
@@ -36,6 +37,8 @@ class Watch:
         self._index = transport.current
         self._next_revision = 0
         """0: from now on."""
+        self._told = 0
+        """The store's revision up to which this stream tells or has told what there is."""
         self._gap = True
         self._pause = SHORTEST_PAUSE
 
@@ -68,6 +71,7 @@ class Watch:
                 raise wire.MalformedError("created: found false, expected true")
             self._refuse_canceled(result)
             self._place(wire.revision(result))
+            self._told = wire.revision(result)
             self._pause = SHORTEST_PAUSE
             yield messages
 
@@ -80,9 +84,16 @@ class Watch:
             raise self._lost_track(f"the store is at revision {revision}, before {self._next_revision - 1}")
 
     async def _message(self, messages: Messages) -> dict[str, Any]:
-        result = wire.part(await messages.next(self._transport.clock.now() + SILENCE), "result")
-        self._refuse_canceled(result)
-        return result
+        """The next one. Raises `TimeoutError` after a silence in which the store went on."""
+        while True:
+            try:
+                result = wire.part(await messages.next(self._transport.clock.now() + SILENCE), "result")
+            except TimeoutError:
+                if self._transport.revision > self._told:
+                    raise
+                continue
+            self._refuse_canceled(result)
+            return result
 
     def _events(self, result: dict[str, Any]) -> list[Change]:
         found = wire.changes(result)
@@ -91,6 +102,7 @@ class Watch:
         elif "events" not in result and not wire.flag(result, "created"):
             # A progress notification: all up to its revision has been told (etcd docs, "Watch API").
             self._next_revision = max(self._next_revision, wire.revision(result) + 1)
+        self._told = max(self._told, self._next_revision - 1)
         return found
 
     def _refuse_canceled(self, result: dict[str, Any]) -> None:

@@ -1,9 +1,11 @@
 """Stores on etcd for tests, and servers that only look like it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -38,6 +40,18 @@ async def server(handler: Handler) -> AsyncIterator[str]:
     app.router.add_post("/{path:.*}", handler)
     async with TestServer(app) as running:
         yield str(running.make_url("")).rstrip("/")
+
+
+async def passed_through(request: web.Request, to: str) -> web.StreamResponse:
+    """What the real etcd at `to` answers, as it comes."""
+    body = await request.read()
+    async with aiohttp.request("POST", to + request.path, data=body, headers=request.headers) as answer:
+        response = web.StreamResponse(status=answer.status, headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        with contextlib.suppress(aiohttp.ClientError, OSError):
+            async for data in answer.content.iter_any():
+                await response.write(data)
+        return response
 
 
 async def put(store: EtcdStore, key: str, value: bytes = b"x", deadline: float | None = None) -> int:

@@ -9,10 +9,12 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from election.store import Change
+from election.store import Change, StoreError
 from election.stores import etcd_watch
+from election.stores.etcd_http import EtcdStore
 from supervisor.demo.etcd_cluster import EtcdCluster
-from tests.bed.etcd_stores import CLOCK, in_order, put, server, soon, store_on, works_again
+from tests.bed.etcd import etcd_cluster
+from tests.bed.etcd_stores import CLOCK, in_order, passed_through, put, server, soon, store_on, works_again
 from tests.bed.keeper import PATIENCE
 
 
@@ -63,9 +65,60 @@ async def test_a_watch_leaves_a_stopped_member_and_tells_what_happened_meanwhile
         own_etcd.stop(member)
         async with store_on(*in_order(own_etcd, (member + 1) % 3)) as other:
             revision = await put(other, root + "a", b"meanwhile")
+        await read_by_another_member(store, root)
         async with asyncio.timeout(PATIENCE):
             assert await anext(watch) is None
             assert await anext(watch) == Change(root + "a", revision, b"meanwhile", 0, 0)
+
+
+async def read_by_another_member(store: EtcdStore, root: str) -> None:
+    """The first read asks the stopped member, and costs its deadline."""
+    with pytest.raises(StoreError, match="no answer by the deadline"):
+        await store.read([root], deadline=soon(0.3))
+    await store.read([root], deadline=soon())
+
+
+async def test_a_watch_whose_member_hangs_is_told_of_a_change_a_silence_after_a_read_has_shown_it(
+    own_etcd: EtcdCluster, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the real times: silence 5 s, and the creation that the stopped member does not answer 2 s."""
+    member = (own_etcd.leader() + 1) % 3
+    async with store_on(*in_order(own_etcd, member)) as store, aclosing(store.watch(root)) as watch:
+        await until_none(watch)
+        told = asyncio.ensure_future(anext(watch))
+        own_etcd.stop(member)
+        async with store_on(*in_order(own_etcd, (member + 1) % 3)) as other:
+            await put(other, root + "a", b"meanwhile")
+        await read_by_another_member(store, root)
+        shown = CLOCK.now()
+        async with asyncio.timeout(PATIENCE):
+            assert await told is None
+        assert CLOCK.now() - shown < etcd_watch.SILENCE + etcd_watch.CREATE + 3
+
+
+async def test_a_watch_where_nothing_changes_is_not_made_anew(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_watch, "SILENCE", 0.05)
+    made = []
+    with etcd_cluster(1) as cluster:
+
+        async def count(request: web.Request) -> web.StreamResponse:
+            made.append(request.path)
+            return await passed_through(request, cluster.endpoints[0])
+
+        async with server(count) as endpoint, store_on(endpoint) as store, aclosing(store.watch(root)) as watch:
+            await until_none(watch)
+            told = asyncio.ensure_future(anext(watch))
+            await asyncio.wait([told], timeout=0.5)
+            for _ in range(5):
+                await store.read([root], deadline=soon())
+                await asyncio.wait([told], timeout=0.1)
+            assert made.count("/v3/watch") == 1
+            async with store_on(*cluster.endpoints) as other:
+                await put(other, "/elsewhere")
+            await store.read([root], deadline=soon())
+            await eventually(lambda: made.count("/v3/watch") == 2)
+            told.cancel()
+            await asyncio.gather(told, return_exceptions=True)
 
 
 async def test_a_watch_leaves_a_member_that_lost_its_leader_and_comes_back(own_etcd: EtcdCluster, root: str) -> None:
@@ -94,6 +147,7 @@ async def test_a_quiet_watch_is_made_anew_without_losing_or_repeating_anything(
         async def write() -> list[int]:
             revisions = []
             for count in range(40):
+                await put(store, "/elsewhere")
                 revisions.append(await put(store, root + "a"))
                 await asyncio.sleep(0.001 * (7 * count % 45))
             return revisions
