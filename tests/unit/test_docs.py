@@ -249,3 +249,18 @@ def test_the_record_that_is_shown_has_the_fields_of_the_code(key: str, kind: typ
     value = json.loads(shown.partition("\n")[2])
     kind.model_validate_json(json.dumps(value))
     assert list(value) == list(kind.model_fields)
+
+
+def test_every_test_that_the_documents_name_exists() -> None:
+    named = {name for path in PAGES for name in re.findall(r"`(test_\w+)`", path.read_text())}
+    defined = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert named
+    assert named <= defined
+
+
+def test_the_sum_that_is_shown_is_that_of_the_defaults() -> None:
+    timing = Timing(90)
+    assert f"= {timing.spent:.3f} s" in page("docs/safety.md")
+    assert f"= {timing.available:.3f} s" in page("docs/safety.md")
