@@ -88,7 +88,9 @@ class Group:
             try:
                 with os.scandir(folder) as entries:
                     names = [f"{path}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
-            except OSError:
+            except OSError as error:
+                if error.errno not in (errno.ENODEV, errno.ENOENT):
+                    raise
                 names = []
             finally:
                 os.close(folder)

@@ -5,6 +5,7 @@ A process is (boot id, pid, start ticks): field 22 of /proc/PID/stat counts tick
 (proc_pid_stat(5)). A signal goes through a pidfd that was proven after it was opened (pidfd_open(2)).
 """
 
+import errno
 import os
 import select
 import signal
@@ -33,6 +34,15 @@ class Stat(NamedTuple):
     session: int
     flags: int
     start_ticks: int
+
+
+STARVED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors for want of something of our own: no news about a process, and never to be taken for its end."""
+
+
+def tells_nothing(error: OSError) -> bool:
+    """The error is ours, and nothing follows from it."""
+    return error.errno in STARVED
 
 
 def boot_id() -> str:
@@ -99,11 +109,13 @@ def all_pids() -> Iterator[int]:
 def cgroup_path(pid: int) -> str | None:
     """Where the process stands in the cgroup v2 tree, as /proc/PID/cgroup says it ("/a/b").
 
-    None: no such process, or no cgroup v2. A removed cgroup reads "/a/b (deleted)".
+    None: no such process, or no cgroup v2. A removed cgroup reads "/a/b (deleted)". Raises OSError (`STARVED`).
     """
     try:
         lines = _read(f"/proc/{pid}/cgroup").splitlines()
-    except OSError:
+    except OSError as error:
+        if tells_nothing(error):
+            raise
         return None
     for line in lines:
         if line.startswith(b"0::"):
@@ -112,25 +124,33 @@ def cgroup_path(pid: int) -> str | None:
 
 
 def environ_value(pid: int, name: str) -> str | None:
-    """A variable of the environment that the process was started with, if it may be read."""
+    """A variable of the environment that the process was started with, if it may be read. Raises OSError as above."""
     prefix = os.fsencode(name) + b"="
     try:
         items = _read(f"/proc/{pid}/environ").split(b"\0")
-    except OSError:
+    except OSError as error:
+        if tells_nothing(error):
+            raise
         return None
     return next((os.fsdecode(item[len(prefix) :]) for item in items if item.startswith(prefix)), None)
 
 
 def open_pidfd(pid: int, start_ticks: int) -> int | None:
-    """A pidfd of exactly this process, or None when it has ended. The caller closes it.
+    """A pidfd of exactly this process, or None when it has ended. The caller closes it. Raises OSError (`STARVED`).
 
     The identity is read after the pidfd was opened: had the pid been reused before, it would differ.
     """
     try:
         fd = os.pidfd_open(pid)
-    except OSError:
+    except OSError as error:
+        if tells_nothing(error):
+            raise
         return None
-    found = stat(pid)
+    try:
+        found = stat(pid)
+    except OSError:
+        os.close(fd)
+        raise
     if found is None or found.start_ticks != start_ticks:
         os.close(fd)
         return None

@@ -235,8 +235,9 @@ class Watchdog:
 
     async def _chase(self, name: str, who: Who) -> None:
         """SIGTERM, patience, SIGKILL, each to exactly this process and only while it still is in the wrong."""
-        pidfd = proc.open_pidfd(*who)
+        pidfd = None
         try:
+            pidfd = proc.open_pidfd(*who)
             if pidfd is None or not await self._offends(name, who):
                 return
             self._tell(f"watchdog: {name}: SIGTERM to {who[0]}, which has the GPU without its mutex")
@@ -245,6 +246,8 @@ class Watchdog:
                 return
             self._tell(f"watchdog: {name}: SIGKILL to {who[0]}, which did not end in {TERM_WAIT:g} s")
             proc.send(pidfd, signal.SIGKILL)
+        except OSError as error:
+            self._tell(f"watchdog: {name}: {who[0]} has the GPU without its mutex, and cannot be looked at: {error}")
         finally:
             self._chased.discard(who)
             if pidfd is not None:

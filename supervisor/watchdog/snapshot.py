@@ -6,7 +6,7 @@ Its cost grows with our own processes, never with the machine's. It can block wh
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,17 +161,27 @@ def _hold(pid: int, device: DeviceId) -> Hold:
 
 def _threads(pid: int) -> list[proc.Stat]:
     threads = []
-    with contextlib.suppress(OSError):
+    with _unless_gone():
         for tid in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
+            with _unless_gone(), contextlib.suppress(ValueError), open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
                 threads.append(proc.parse_stat(file.read()))
     return threads
+
+
+@contextlib.contextmanager
+def _unless_gone() -> Iterator[None]:
+    """What has ended, or may not be read, is left out; a want of our own leaves out the whole service (see `look`)."""
+    try:
+        yield
+    except OSError as error:
+        if proc.tells_nothing(error):
+            raise
 
 
 def _stuck(pid: int, tid: int) -> Stuck:
     """proc_pid_status(5): voluntary and involuntary context switches."""
     switches = 0
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/task/{tid}/status", "rb") as lines:
+    with _unless_gone(), contextlib.suppress(ValueError), open(f"/proc/{pid}/task/{tid}/status", "rb") as lines:
         switches = sum(int(line.split()[1]) for line in lines if b"ctxt_switches:" in line)
     return Stuck(tid, switches)
 
@@ -186,9 +196,9 @@ def _unit(pid: int, cgroup: str | None) -> str | None:
 def _flocks(pid: int, inode: tuple[int, int]) -> bool:
     """Whether an fd of the process carries a FLOCK on this inode: proc_pid_fdinfo(5), its `lock:` lines."""
     folder = f"/proc/{pid}"
-    with contextlib.suppress(OSError):
+    with _unless_gone():
         for name in os.listdir(f"{folder}/fd"):
-            with contextlib.suppress(OSError):
+            with _unless_gone():
                 found = os.stat(f"{folder}/fd/{name}")
                 if (found.st_dev, found.st_ino) == inode and _is_flocked(f"{folder}/fdinfo/{name}"):
                     return True
