@@ -4,7 +4,8 @@
 # They come, checked by apt against the system's Debian keyring, from Debian 13 (its 3.5.16 runs on Debian 12 too: it
 # needs libc6 >= 2.34) over the mirror that this machine uses already. The system's apt lists and packages stay as
 # they are. Elsewhere a package of 3.5 or later that apt knows is unpacked, or what is on PATH is linked.
-# Quick when they are there already. Ends with one line that says what is missing, and not 0, when it cannot.
+# Where the machine's own apt offers etcd 3.4 (Debian 12), that is unpacked into .cache/etcd/3.4, for the tests that run
+# on it too. Quick when they are there already. Ends with one line that says what is missing, and not 0, when it cannot.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -99,11 +100,33 @@ unpack() {
     cp -- "$work/unpacked/usr/bin/etcd" "$work/unpacked/usr/bin/etcdctl" "$work/ready/"
 }
 
+# older: etcd 3.4 from the machine's own apt lists, if they have it; never a reason to fail.
+older() {
+    old=$parent/3.4
+    if [ -x "$old/etcd" ]; then return; fi
+    offered=$(apt-cache policy etcd-server 2>/dev/null | sed -n 's/^ *Candidate: *//p')
+    case ${offered#*:} in 3.4.*) ;; *) echo "etcd 3.4: apt offers none, tests on it are skipped"; return ;; esac
+    work=$(mktemp -d "$parent/.older.XXXXXX") || return 0
+    if (
+        cd "$work" && apt-get -q -o APT::Sandbox::User=root download etcd-server etcd-client >log 2>&1 || exit 1
+        for package in ./*.deb; do dpkg -x "$package" unpacked || exit 1; done
+        unpacked/usr/bin/etcd --version >/dev/null 2>&1 && mv -T unpacked/usr/bin "$old"
+    ); then
+        echo "etcd $(version_of "$old/etcdctl") in $old"
+    else
+        echo "etcd 3.4: apt gave none, tests on it are skipped"
+    fi
+    finish
+    work=
+}
+
+mkdir -p "$parent" 2>/dev/null || fail "cannot make the folder $parent"
+older
+
 if usable "$target"; then
     echo "etcd $(version_of "$target/etcdctl") in $target, nothing to do"
     exit 0
 fi
-mkdir -p "$parent" 2>/dev/null || fail "cannot make the folder $parent"
 work=$(mktemp -d "$parent/.install.XXXXXX") || fail "cannot write into $parent"
 
 if command -v etcd >/dev/null && command -v etcdctl >/dev/null; then

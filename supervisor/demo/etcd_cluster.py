@@ -13,12 +13,14 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,7 +37,6 @@ INSTALLER = Path(__file__).parents[2] / "tools/install-etcd.sh"
 """Only in a checkout."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class EtcdClusterError(Exception):
@@ -59,18 +60,39 @@ def find_binaries() -> Path:
     )
 
 
+@dataclass(frozen=True)
+class ClientTls:
+    """What a client of members with TLS needs: their CA, and a certificate with its key."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
 class EtcdCluster:
     """`with EtcdCluster() as cluster:` - healthy on entry, gone on exit. Raises `EtcdClusterError`.
 
-    `folder` takes the data in place of a temporary folder and stays; `arguments` go to every member. Members are
-    numbered from 0.
+    `folder` takes the data in place of a temporary folder and stays; `arguments` go to every member; with `tls` clients
+    use https, for which `arguments` must have etcd's files; `binaries` is the folder with another etcd and etcdctl.
+    Members are numbered from 0.
     """
 
-    def __init__(self, members: int = 3, *, folder: Path | None = None, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        members: int = 3,
+        *,
+        folder: Path | None = None,
+        arguments: Sequence[str] = (),
+        tls: ClientTls | None = None,
+        binaries: Path | None = None,
+    ) -> None:
         self._members = members
         self._given_folder = folder
         self._arguments = tuple(arguments)
-        self._binaries = find_binaries()
+        self._tls = tls
+        self._opener = _opener(tls)
+        self._scheme = "http" if tls is None else "https"
+        self._binaries, self._other = binaries or find_binaries(), binaries is not None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ports: list[tuple[int, int]] = []
         self._cleanup = contextlib.ExitStack()
@@ -78,8 +100,8 @@ class EtcdCluster:
 
     @property
     def endpoints(self) -> list[str]:
-        """Client addresses, `http://127.0.0.1:PORT`, in the order of the members."""
-        return [f"http://127.0.0.1:{client}" for client, _ in self._ports]
+        """Client addresses, such as `http://127.0.0.1:PORT`, in the order of the members."""
+        return [f"{self._scheme}://127.0.0.1:{client}" for client, _ in self._ports]
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
@@ -147,6 +169,8 @@ class EtcdCluster:
     def etcdctl(self, *arguments: str, timeout: float = 5.0) -> str:
         """What etcdctl prints; all endpoints are given to it. Raises `EtcdClusterError` with what it said."""
         command = [str(self._binaries / "etcdctl"), f"--endpoints={','.join(self.endpoints)}"]
+        if self._tls is not None:
+            command += [f"--cacert={self._tls.ca}", f"--cert={self._tls.cert}", f"--key={self._tls.key}"]
         command += [f"--command-timeout={timeout:g}s", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout + 5, check=False)
         if done.returncode != 0:
@@ -170,8 +194,9 @@ class EtcdCluster:
         client, peer = self._ports[member]
         peers = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, (_, port) in enumerate(self._ports))
         command = [str(self._binaries / "etcd"), f"--name=m{member}", f"--data-dir={self.folder / f'm{member}'}"]
-        command += [f"--{kind}-client-urls=http://127.0.0.1:{client}" for kind in ("listen", "advertise")]
-        command += [f"--listen-peer-urls=http://127.0.0.1:{peer}", "--unsafe-no-fsync", "--log-level=warn"]
+        command += [f"--{kind}-client-urls={self._scheme}://127.0.0.1:{client}" for kind in ("listen", "advertise")]
+        command += [f"--listen-peer-urls=http://127.0.0.1:{peer}", "--log-level=warn"]
+        command += [] if self._other else ["--unsafe-no-fsync"]  # which 3.4 does not have
         command += [f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}", f"--initial-cluster={peers}"]
         command += [f"--heartbeat-interval={HEARTBEAT_MS}", f"--election-timeout={ELECTION_MS}", *self._arguments]
         with self._log(member).open("wb") as log:
@@ -193,7 +218,7 @@ class EtcdCluster:
             return False
 
     def _ask(self, member: int, path: str, body: bytes | None = None) -> dict[str, Any]:
-        with _opener.open(self.endpoints[member] + path, data=body, timeout=1.0) as reply:
+        with self._opener.open(self.endpoints[member] + path, data=body, timeout=1.0) as reply:
             answer = json.load(reply)
         if not isinstance(answer, dict):
             raise ValueError(f"{path} of etcd member {member}: found {answer!r}, expected an object")
@@ -205,6 +230,15 @@ class EtcdCluster:
     def _last_words(self, member: int) -> str:
         lines = self._log(member).read_text(errors="replace").splitlines()
         return lines[-1] if lines else "it said nothing"
+
+
+def _opener(tls: ClientTls | None) -> urllib.request.OpenerDirector:
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if tls is not None:
+        context = ssl.create_default_context(cafile=tls.ca)
+        context.load_cert_chain(tls.cert, tls.key)
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers)
 
 
 def _die_with(parent: int) -> Any:

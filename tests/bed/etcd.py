@@ -5,15 +5,23 @@ from contextlib import contextmanager
 
 import pytest
 
-from supervisor.demo.etcd_cluster import EtcdCluster, EtcdClusterError, find_binaries
+from supervisor.demo.etcd_cluster import INSTALLER, ClientTls, EtcdCluster, EtcdClusterError, find_binaries
+
+OLDER = INSTALLER.parents[1] / ".cache/etcd/3.4"
+"""Where tools/install-etcd.sh puts etcd 3.4, if this machine's apt has it."""
 
 
 @contextmanager
-def etcd_cluster(members: int = 3, arguments: Sequence[str] = ()) -> Iterator[EtcdCluster]:
-    """A healthy cluster. Without etcd on this machine the test fails, and says how to get it."""
+def etcd_cluster(
+    members: int = 3, arguments: Sequence[str] = (), *, tls: ClientTls | None = None, older: bool = False
+) -> Iterator[EtcdCluster]:
+    """A healthy cluster. Without etcd on this machine the test fails, and says how to get it; without the `older` one,
+    etcd 3.4, it is skipped."""
+    if older and not (OLDER / "etcd").exists():
+        pytest.skip(f"no etcd 3.4 in {OLDER}: tools/install-etcd.sh takes it from apt where that offers it (Debian 12)")
     try:
         find_binaries()
     except EtcdClusterError as error:
         pytest.fail(str(error), pytrace=False)
-    with EtcdCluster(members, arguments=arguments) as cluster:
+    with EtcdCluster(members, arguments=arguments, tls=tls, binaries=OLDER if older else None) as cluster:
         yield cluster

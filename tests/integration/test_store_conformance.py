@@ -1,8 +1,8 @@
-"""What every lock store promises (`election.store`), on each of them: in memory, in a file, on a real etcd."""
+"""What every lock store promises (`election.store`), on each of them: in memory, in a file, on real etcds."""
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from election.store import (
 from election.stores.etcd_http import EtcdStore
 from election.stores.local import LocalStore
 from election.stores.memory import MemoryStore
+from supervisor.demo.etcd_cluster import EtcdCluster
+from tests.bed.etcd import etcd_cluster
 from tests.bed.keeper import PATIENCE
 
 CLOCK = BootClock()
@@ -40,7 +42,13 @@ def root() -> str:
     return f"/conformance/{uuid.uuid4().hex}/"
 
 
-@pytest.fixture(params=["memory", "local", "etcd"])
+@pytest.fixture(scope="session")
+def older_etcd() -> Iterator[EtcdCluster]:
+    with etcd_cluster(older=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["memory", "local", "etcd", "etcd 3.4"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[LockStore, LockStore]]:
     """Two clients of the same data."""
     pair: tuple[LockStore, LockStore]
@@ -50,7 +58,7 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     elif request.param == "local":
         pair = (LocalStore(tmp_path / "lock.db", clock=CLOCK), LocalStore(tmp_path / "lock.db", clock=CLOCK))
     else:
-        endpoints = request.getfixturevalue("etcd").endpoints
+        endpoints = request.getfixturevalue("etcd" if request.param == "etcd" else "older_etcd").endpoints
         pair = (EtcdStore(endpoints, clock=CLOCK), EtcdStore(endpoints[::-1], clock=CLOCK))
     yield pair
     for store in pair:
