@@ -90,8 +90,9 @@ def make_store(config: Config, clock: Clock) -> LockStore:
         return LocalStore(config.election.local.file, clock=clock)
     from election.stores.etcd_http import EtcdStore
 
-    assert config.election.etcd is not None  # the schema has seen to it
-    return EtcdStore(config.election.etcd.endpoints, clock=clock)
+    etcd = config.election.etcd
+    assert etcd is not None  # the schema has seen to it
+    return EtcdStore(etcd.endpoints, clock=clock, access=etcd.access)
 
 
 def _raise_files_limit() -> None:

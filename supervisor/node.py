@@ -42,6 +42,7 @@ from supervisor.service.logfile import Rotation
 from supervisor.service.manager import Services
 from supervisor.service.order import sidecar_log
 from supervisor.service.record import Records
+from supervisor.storewatch import watch_store
 from supervisor.succession import Guarded, Succession
 from supervisor.takeover import Progress, TakeOverError, describe
 from supervisor.tenure import Outcome, Tenure
@@ -168,6 +169,9 @@ class Node:
             self.spawn(self._look_after_node())
             self.spawn(self._lock_watch.run())
             self.spawn(self._rotation.run())
+            etcd = self.config.election.etcd
+            if etcd is not None:
+                self.spawn(watch_store(self._store, etcd.quota, self.clock, self.alarm))
             await self._campaign()
         finally:
             await self._stop()

@@ -1,4 +1,4 @@
-"""The lock store on etcd 3.5 or later, through its JSON gateway.
+"""The lock store on etcd 3.4 or later, through its JSON gateway.
 
 One session, several endpoints. A call that fails or gets no answer costs at most its own deadline, and the next call
 goes to the next endpoint (rule 10). Within one call another endpoint is tried only where nothing can be applied
@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from election.clock import Clock
 from election.store import Change, Committed, ErrorClass, Granted, Snapshot, StoreError, Txn
 from election.stores import etcd_wire as wire
-from election.stores.etcd_errors import ADVICE
+from election.stores.etcd_access import Access
+from election.stores.etcd_errors import ADVICE, advice
 from election.stores.etcd_transport import RefusedError, Transport
 from election.stores.etcd_watch import Watch
 
@@ -29,6 +30,8 @@ class EndpointStatus:
     version: str = ""
     db_size: int = 0
     """Bytes, as allocated: what the quota is compared with."""
+    quota: int = 0
+    """Bytes; 0: this etcd does not tell it (before 3.6)."""
     leader: int = 0
     """Member id; 0: it sees none."""
     member: int = 0
@@ -38,15 +41,17 @@ class EndpointStatus:
 
 class EtcdStore:
     """`LockStore` on etcd. `endpoints`: client addresses such as `http://10.0.0.1:2379`, at least one, else
-    `ValueError`. Belongs to the event loop in which it is first used; close it there."""
+    `ValueError`; for `https://` and users see `access`. Belongs to the event loop in which it is first used; close it
+    there."""
 
-    def __init__(self, endpoints: Sequence[str], *, clock: Clock) -> None:
+    def __init__(self, endpoints: Sequence[str], *, clock: Clock, access: Access = Access()) -> None:  # noqa: B008
         if isinstance(endpoints, str) or not endpoints:
             raise ValueError(f"etcd endpoints: found {endpoints!r}, expected a list of at least one")
         for endpoint in endpoints:
             if not endpoint.startswith(("http://", "https://")):
                 raise ValueError(f"etcd endpoint: found {endpoint!r}, expected http://HOST:PORT or https://HOST:PORT")
-        self._transport = Transport([endpoint.rstrip("/") for endpoint in endpoints], clock)
+        self._transport = Transport([endpoint.rstrip("/") for endpoint in endpoints], clock, access)
+        self.access = access
         self._clock = clock
 
     async def read(self, keys: Sequence[str], *, prefix: bool = False, deadline: float) -> Snapshot:
@@ -125,11 +130,11 @@ class EtcdStore:
             except RefusedError as refused:
                 failure = refused
             tried.append(f"{self._transport.endpoints[index]}: {failure}")
-            if failure.kind in (ErrorClass.TRANSIENT, ErrorClass.UNSUPPORTED):
+            if failure.elsewhere or failure.kind in (ErrorClass.TRANSIENT, ErrorClass.UNSUPPORTED):
                 self._transport.leave(index)
             more = len(tried) < len(self._transport.endpoints) and self._clock.now() < deadline
             if not (more and failure.elsewhere and not (once and failure.sent)):
-                text = f"{what}: {'; '.join(tried)}; {ADVICE[failure.kind]}"
+                text = f"{what}: {'; '.join(tried)}; {advice(failure.kind, str(failure))}"
                 raise StoreError(failure.kind, text, sent=failure.sent)
 
     async def _status(self, index: int, deadline: float) -> EndpointStatus:
@@ -141,6 +146,7 @@ class EtcdStore:
                 endpoint,
                 version=str(reply.get("version", "")),
                 db_size=wire.number(reply, "dbSize"),
+                quota=wire.number(reply, "dbSizeQuota"),
                 leader=wire.number(reply, "leader"),
                 member=wire.number(wire.part(reply, "header"), "member_id"),
                 alarms=tuple(str(alarm) for alarm in alarms) if isinstance(alarms, list) else (str(alarms),),

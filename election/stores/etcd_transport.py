@@ -1,10 +1,13 @@
 """Requests to etcd's JSON gateway, one endpoint at a time: every way to fail becomes one exception.
 
-Nothing of aiohttp comes out of here. Redirects are not followed, proxies and cookies not used.
+Nothing of aiohttp comes out of here. Redirects are not followed, proxies and cookies not used. Where there is a user,
+each request carries its token; one that etcd no longer takes is replaced, within the deadline of the call.
 """
 
 import asyncio
 import json
+import re
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,14 +18,15 @@ import aiohttp
 
 from election.clock import Clock
 from election.store import ErrorClass
-from election.stores.etcd_errors import NOT_FOUND, another_may_know, classify
+from election.stores.etcd_access import Access, AccessError, Certificates
+from election.stores.etcd_errors import NOT_FOUND, OLD_TOKEN, another_may_know, classify
 from election.stores.etcd_wire import MalformedError, document, number, part
 
 LARGEST_REPLY = 16 << 20
 """Bytes. Ours are a few kB; more is not etcd talking."""
 GATEWAY_OFF = "no JSON gateway here (404); etcd's clients use port 2379, and 2380 is for its members alone"
 
-_FAILURES = (aiohttp.ClientError, OSError, ValueError, RuntimeError, EOFError)
+_FAILURES = (AccessError, aiohttp.ClientError, OSError, ValueError, RuntimeError, EOFError)
 
 
 class RefusedError(Exception):
@@ -31,6 +35,7 @@ class RefusedError(Exception):
     def __init__(self, kind: ErrorClass, cause: str, *, sent: bool = True, elsewhere: bool = False) -> None:
         super().__init__(cause)
         self.kind = kind
+        self.token_ended = kind is ErrorClass.AUTH and any(text in cause for text in OLD_TOKEN)
         self.sent = sent
         """False: the request never left."""
         self.elsewhere = elsewhere
@@ -76,13 +81,15 @@ class Messages:
 class Transport:
     """A session with several endpoints, and which of them is in use. Belongs to one event loop."""
 
-    def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
+    def __init__(self, endpoints: Sequence[str], clock: Clock, access: Access) -> None:
         self.endpoints = tuple(endpoints)
         self.clock = clock
         self.current = 0
         self.revision = 0
         """Of the store, by the latest answer that tells one: what a watch could have missed shows by it."""
         self.closed = False
+        self._access, self._certificates = access, Certificates(access)
+        self._token: str | None = None
         self._session: aiohttp.ClientSession | None = None
         self._streams: set[aiohttp.ClientResponse] = set()
 
@@ -96,11 +103,49 @@ class Transport:
 
     async def ask(self, index: int, path: str, body: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         """One request, one answer; by `deadline` (boot-time seconds), else `RefusedError`."""
+        token = await self._authenticated(index, deadline)
+        try:
+            return await self._ask(index, path, body, deadline, token)
+        except RefusedError as refused:
+            if not self.forget(token, refused):
+                raise
+        return await self._ask(index, path, body, deadline, await self._authenticated(index, deadline))
+
+    def forget(self, token: str | None, refused: RefusedError) -> bool:
+        """Was it refused for its token, so that the next request will bring another one?"""
+        if token is None or not refused.token_ended:
+            return False
+        if self._token == token:
+            self._token = None
+        return True
+
+    async def _authenticated(self, index: int, deadline: float) -> str | None:
+        """The token of our user, asked for where there is none; None without a user."""
+        user = self._access.user
+        if user is None or self._token is not None:
+            return self._token
+        what = f"authentication of etcd user {user!r}"
+        try:
+            body = {"name": user, "password": self._access.password()}
+            answer = await self._ask(index, "/v3/auth/authenticate", body, deadline, None)
+        except AccessError as error:
+            raise RefusedError(ErrorClass.AUTH, f"{what}: {error}", sent=False) from None
+        except RefusedError as error:
+            raise RefusedError(error.kind, f"{what}: {error}", sent=False, elsewhere=error.elsewhere) from None
+        token = answer.get("token")
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable() or not token:
+            raise RefusedError(ErrorClass.TRANSIENT, f"{what}: an answer without token", sent=False, elsewhere=True)
+        self._token = token
+        return token
+
+    async def _ask(
+        self, index: int, path: str, body: Mapping[str, Any], deadline: float, token: str | None
+    ) -> dict[str, Any]:
         progress = _Progress()
         try:
             async with (
                 asyncio.timeout(deadline - self.clock.now()),
-                self._post(index, path, body, progress) as response,
+                self._post(index, path, body, progress, token) as response,
             ):
                 raw = await _whole(response)
         except TimeoutError as error:
@@ -115,9 +160,9 @@ class Transport:
     @asynccontextmanager
     async def stream(self, index: int, path: str, body: Mapping[str, Any], deadline: float) -> AsyncIterator[Messages]:
         """One request, many answers; the first headers by `deadline`, else `RefusedError`."""
-        progress = _Progress()
-        request = self._post(index, path, body, progress)
+        progress, token = _Progress(), await self._authenticated(index, deadline)
         try:
+            request = self._post(index, path, body, progress, token)
             async with asyncio.timeout(deadline - self.clock.now()):
                 response = await request
         except TimeoutError as error:
@@ -127,6 +172,9 @@ class Transport:
         self._streams.add(response)
         try:
             yield Messages(response, self.clock)
+        except RefusedError as refused:
+            self.forget(token, refused)
+            raise
         finally:
             self._streams.discard(response)
             response.close()
@@ -139,16 +187,19 @@ class Transport:
         if self._session is not None:
             await self._session.close()
 
-    def _post(self, index: int, path: str, body: Mapping[str, Any], progress: _Progress) -> Any:
+    def _post(self, index: int, path: str, body: Mapping[str, Any], progress: _Progress, token: str | None) -> Any:
         if self.closed:
             raise RuntimeError("this store was closed")
         if self._session is None:
             self._session = _new_session()
+        endpoint = self.endpoints[index]
+        # A stream ends when its member has lost the leader (etcd rpctypes MetadataRequireLeaderKey).
+        headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
         return self._session.post(
-            self.endpoints[index] + path,
+            endpoint + path,
             data=json.dumps(body).encode(),
-            # A stream ends when its member has lost the leader (etcd rpctypes MetadataRequireLeaderKey).
-            headers={"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"},
+            headers=headers if token is None else {**headers, "Authorization": token},
+            ssl=self._certificates.context() if endpoint.startswith("https:") else False,
             allow_redirects=False,
             trace_request_ctx=progress,
         )
@@ -178,13 +229,21 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 def describe(error: BaseException) -> str:
-    return str(error).replace(" ssl:default", "") or type(error).__name__  # aiohttp's word for http as well
+    text = re.sub(r" ssl:(<.*?>|\w+)", "", str(error))  # aiohttp's word, for http as well
+    return text.replace("[None]", "[closed in the TLS handshake]") or type(error).__name__
 
 
 def _broken(error: Exception, progress: _Progress) -> RefusedError:
+    if isinstance(error, AccessError):
+        return RefusedError(ErrorClass.AUTH, str(error), sent=False)
     what = "the connection broke before the answer" if progress.connected else "no connection"
-    sent = progress.connected
-    return RefusedError(ErrorClass.TRANSIENT, f"{what}: {describe(error)}", sent=sent, elsewhere=True)
+    sent, kind = progress.connected, ErrorClass.AUTH if _is_of_tls(error) else ErrorClass.TRANSIENT
+    return RefusedError(kind, f"{what}: {describe(error)}", sent=sent, elsewhere=True)
+
+
+def _is_of_tls(error: BaseException | None) -> bool:
+    """Is TLS refused, by us or by the other side?"""
+    return isinstance(error, ssl.SSLError) or (error is not None and _is_of_tls(error.__cause__))
 
 
 def revision_of(answer: Mapping[str, Any]) -> int:

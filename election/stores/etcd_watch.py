@@ -16,6 +16,7 @@ import structlog
 
 from election.store import Change, ErrorClass
 from election.stores import etcd_wire as wire
+from election.stores.etcd_errors import classify
 from election.stores.etcd_transport import Messages, RefusedError, Transport
 
 SILENCE = 5.0
@@ -110,7 +111,8 @@ class Watch:
             return
         if compacted := wire.number(result, "compact_revision"):
             raise self._lost_track(f"compacted at revision {compacted}")
-        raise RefusedError(ErrorClass.TRANSIENT, f"canceled: {result.get('cancel_reason')}")
+        why = str(result.get("cancel_reason"))
+        raise RefusedError(classify(0, why), f"canceled: {why}")
 
     def _lost_track(self, why: str) -> RefusedError:
         self._next_revision = 0

@@ -2,8 +2,9 @@
 
 import os
 import shutil
+import time
 
-from supervisor.config.schema import Config, Service, Sidecar
+from supervisor.config.schema import Config, EtcdStore, Service, Sidecar
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where the programs of services are looked for, unless `env` has a PATH."""
@@ -13,6 +14,8 @@ def warnings(config: Config) -> list[str]:
     """One sentence each, with the consequence. Looks at this machine's files, changes nothing."""
     etcd = config.election.store == "etcd"
     found = [f"election.{text}" for text in config.election.timing.warnings()] if etcd else []
+    if etcd and config.election.etcd is not None:
+        found += [f"election.etcd: {text}" for text in _of_etcd(config.election.etcd)]
     if config.election.store == "local" and config.election.etcd is not None:
         found.append("election.etcd: not used with `store: local`")
     if not config.services:
@@ -20,6 +23,12 @@ def warnings(config: Config) -> list[str]:
     for name, service in config.services.items():
         found += [f"services.{name}.{text}" for text in (*_of_service(service), *_never_gets_the_gpu(service, config))]
     return found + _waiting_for_ever(config)
+
+
+def _of_etcd(etcd: EtcdStore) -> list[str]:
+    plain = etcd.user is not None and any(endpoint.startswith("http://") for endpoint in etcd.endpoints)
+    found = ["over http:// the user's password can be read on the way; use https://"] if plain else []
+    return found + etcd.access.troubles(time.time())
 
 
 def _of_service(service: Service) -> list[str]:

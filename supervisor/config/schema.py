@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from election.stores.etcd_access import Access
 from election.timing import CLOCK_ERROR, RISKY_TTL, SHORTEST_TTL, Timing, TimingError
 from supervisor.config import options
 from supervisor.config.accounts import Account, account, group_id
@@ -21,6 +22,7 @@ from supervisor.config.values import (
     AbsolutePath,
     CgroupPath,
     Endpoint,
+    EtcdUser,
     Group,
     ListenAddress,
     NodeName,
@@ -45,6 +47,9 @@ PRIORITY_STEP = 0.2
 LONGEST_RESET = 30
 """Seconds: timeout of the hardware watchdog at most. Many devices take no more than a minute."""
 MOST_GPUS = 64
+ETCD_QUOTA = 2 << 30
+"""Bytes: etcd's own default (`--quota-backend-bytes`)."""
+SMALLEST_QUOTA, LARGEST_QUOTA = 1 << 20, 1 << 40
 SIZES = {"kB": 1000, "MB": 1000**2, "GB": 1000**3}
 SMALLEST_LOG, LARGEST_LOG = 1000**2, 1000**4
 """Bytes of `log.max_size`."""
@@ -76,9 +81,17 @@ class Section(BaseModel):
 
 
 class EtcdStore(Section):
-    """Where the members of etcd are."""
+    """Where the members of etcd are, and what they want to see. Secrets stand in files of their own."""
 
     endpoints: Annotated[tuple[Endpoint, ...], BeforeValidator(as_tuple), Field(min_length=1)]
+    ca_file: AbsolutePath | None = None
+    """None: the CAs that this machine trusts."""
+    cert_file: AbsolutePath | None = None
+    key_file: AbsolutePath | None = None
+    user: EtcdUser | None = None
+    password_file: AbsolutePath | None = None
+    quota: int = Field(default=ETCD_QUOTA, ge=SMALLEST_QUOTA, le=LARGEST_QUOTA)
+    """Bytes; where etcd tells its own, that is taken."""
 
     @field_validator("endpoints")
     @classmethod
@@ -86,6 +99,37 @@ class EtcdStore(Section):
         if len(set(value)) != len(value):
             raise wrong("each endpoint once", found="one of them twice")
         return value
+
+    @field_validator("ca_file", "cert_file", "key_file")
+    @classmethod
+    def _tls_everywhere(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and any(at.startswith("http://") for at in info.data.get("endpoints", ())):
+            raise wrong("https:// in all endpoints", found="http://", hint="this file is for TLS")
+        return value
+
+    @field_validator("key_file")
+    @classmethod
+    def _key_goes_with_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if "cert_file" in info.data:
+            _both("cert_file", info.data["cert_file"], "key_file", value)
+        return value
+
+    @field_validator("password_file")
+    @classmethod
+    def _password_goes_with_user(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if "user" in info.data:
+            _both("user", info.data["user"], "password_file", value)
+        return value
+
+    @property
+    def access(self) -> Access:
+        """What the store needs of it."""
+        return Access(self.ca_file, self.cert_file, self.key_file, self.user, self.password_file)
+
+
+def _both(first: str, one: object, second: str, other: object) -> None:
+    if (one is None) != (other is None):
+        raise wrong(f"both `{first}` and `{second}`, or neither", found=f"`{second if one is None else first}` alone")
 
 
 class LocalStore(Section):

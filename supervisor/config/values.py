@@ -148,15 +148,22 @@ def probe_url(value: str) -> str:
 
 
 def endpoint(value: str) -> str:
-    """The address of an etcd member: http://host:port."""
+    """The address of an etcd member: http://host:port or https://host:port."""
     if "@" in value:
         raise wrong("an endpoint without user and password", found="a URL with an @ (not shown)")
     parts = split_url(value)
-    if parts is not None and parts.scheme == "https":
-        raise wrong("http://host:port", hint="this version has no TLS to etcd yet")
     if parts is None or parts.port is None or parts.path not in ("", "/"):
-        raise wrong("http://host:port, such as http://127.0.0.1:2379")
+        raise wrong("http://host:port or https://host:port, such as http://127.0.0.1:2379")
     return value.rstrip("/")
+
+
+def etcd_user(value: str) -> str:
+    """The name of a user in etcd; a password after a colon, as etcdctl takes it, does not belong there."""
+    if ":" in value:
+        raise wrong("a user's name alone", found="a text with a colon (not shown)", hint="the password has its file")
+    if not value or not value.isprintable():
+        raise wrong("a user's name")
+    return value
 
 
 def host_and_port(value: str) -> tuple[str, int]:
@@ -205,6 +212,7 @@ CgroupPath = Annotated[str, AfterValidator(cgroup_path)]
 User = Annotated[Any, AfterValidator(user)]
 Group = Annotated[Any, AfterValidator(group)]
 NodeUrl = Annotated[str, AfterValidator(node_url)]
+EtcdUser = Annotated[str, AfterValidator(etcd_user)]
 Endpoint = Annotated[str, AfterValidator(endpoint)]
 ProbeAddress = Annotated[str, AfterValidator(probe_address)]
 ProbeUrl = Annotated[str, AfterValidator(probe_url)]

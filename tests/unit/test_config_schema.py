@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from election.stores.etcd_access import Access
 from supervisor.config.loading import load, warnings
 from supervisor.config.schema import Config
 from tests.unit.config_samples import SMALL, loaded, one_problem, problems
@@ -85,7 +86,6 @@ def test_other_texts_are_no_durations(tmp_path: Path, written: str) -> None:
         ("store: local", "store: zookeeper", "election.store"),
         ("store: local", "store: etcd", "election.etcd"),
         ("store: local", "store: etcd\n  etcd: {endpoints: []}", "election.etcd.endpoints"),
-        ("store: local", "store: etcd\n  etcd: {endpoints: ['https://h:2379']}", "election.etcd.endpoints.0"),
         ("store: local", "store: etcd\n  etcd: {endpoints: ['http://u:p@h:2379']}", "election.etcd.endpoints.0"),
         ("driver: simulated", "driver: nvidia", "gpu.driver"),
         ("[sleep, 60]", "sleep 60", "services.trainer.command"),
@@ -169,6 +169,61 @@ def test_a_lock_that_one_service_would_wait_for_for_ever_is_warned_of(tmp_path: 
     mixed = warnings(loaded(tmp_path, f"{SMALL}  second:\n{second.replace('lifetime', 'on-demand')}"))
     assert any("jobs of second are always busy" in text for text in mixed)
     assert not any("gpu 0" in text for text in warnings(loaded(tmp_path, SMALL)))
+
+
+ETCD = "store: etcd\n  etcd: {{endpoints: ['{scheme}://h:2379'], {keys}}}"
+
+
+def with_etcd(keys: str, scheme: str = "https") -> str:
+    return SMALL.replace("store: local", ETCD.format(scheme=scheme, keys=keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "scheme", "path", "part"),
+    [
+        ("ca_file: ca.crt", "https", "ca_file", "an absolute path"),
+        ("password_file: secret, user: u", "https", "password_file", "an absolute path"),
+        ("ca_file: /ca.crt", "http", "ca_file", "https:// in all endpoints"),
+        ("cert_file: /a.crt", "https", "key_file", "`cert_file` alone"),
+        ("key_file: /a.key", "https", "key_file", "`key_file` alone"),
+        ("user: u", "https", "password_file", "`user` alone"),
+        ("password_file: /secret", "https", "password_file", "`password_file` alone"),
+        ("user: 'u:hunter2', password_file: /secret", "https", "user", "a user's name alone"),
+        ("password: hunter2", "https", "password", "a known one"),
+        ("quota: 1000", "https", "quota", "1048576 or more"),
+    ],
+)
+def test_what_does_not_go_together_in_the_access_to_etcd_is_refused(
+    tmp_path: Path, keys: str, scheme: str, path: str, part: str
+) -> None:
+    problem = one_problem(tmp_path, with_etcd(keys, scheme))
+    assert problem.path == f"election.etcd.{path}"
+    assert part in str(problem)
+    assert "hunter2" not in str(problem)
+
+
+def test_https_needs_no_key_and_a_whole_set_of_files_is_handed_on(tmp_path: Path) -> None:
+    assert loaded(tmp_path, with_etcd("")).election.etcd is not None
+    keys = "ca_file: /c/ca, cert_file: /c/crt, key_file: /c/key, user: u, password_file: /c/secret, quota: 4294967296"
+    etcd = loaded(tmp_path, with_etcd(keys)).election.etcd
+    assert etcd is not None
+    names = ("ca", "crt", "key", "secret")
+    ca, cert, key, secret = (Path("/c", name) for name in names)
+    assert etcd.access == Access(ca, cert, key, "u", secret)
+    assert etcd.quota == 4 << 30
+
+
+def test_files_for_etcd_that_cannot_be_used_and_a_password_in_the_clear_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2\n")
+    (tmp_path / "secret").chmod(0o644)
+    keys = f"ca_file: {tmp_path}/none, user: u, password_file: {tmp_path}/secret"
+    found = " ".join(warnings(loaded(tmp_path, with_etcd(keys))))
+    assert f"election.etcd: {tmp_path}/none: as CA it cannot be read: No such file" in found
+    assert f"{tmp_path}/secret: found mode 0644, expected 0600 or 0640" in found
+    assert "http://" not in found
+    plain = warnings(loaded(tmp_path, with_etcd(f"user: u, password_file: {tmp_path}/secret", "http")))
+    assert any("over http:// the user's password can be read" in text for text in plain)
+    assert "hunter2" not in found
 
 
 def test_a_program_that_is_not_there_is_a_warning_and_no_error(tmp_path: Path) -> None:
