@@ -179,7 +179,7 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _no_passphrase() -> str:
-    raise ssl.SSLError("the key has a passphrase, and nobody is there to type it")
+    raise OSError("the key has a passphrase, and nobody is there to type it")
 
 
 def _identity(path: Path) -> tuple[int, int, int, int] | None:

@@ -32,6 +32,12 @@ class Authority:
         os.replace(new, cert)
         return ClientTls(self.ca, cert, key)
 
+    def with_passphrase(self, name: str) -> Path:
+        """The key of that name, locked."""
+        locked = self.folder / f"{name}.locked"
+        self._openssl("ec", f"-in={name}.key", "-aes256", "-passout=pass:x", f"-out={locked}")
+        return locked
+
     def _openssl(self, command: str, *arguments: str) -> None:
         words = [word for argument in arguments for word in argument.split("=", 1)]
         subprocess.run(["openssl", command, *words], cwd=self.folder, check=True, capture_output=True)

@@ -11,11 +11,13 @@ from aiohttp.test_utils import TestServer
 
 from election.clock import BootClock
 from election.store import ErrorClass, Put, StoreError, Txn
+from election.stores.etcd_access import Access
 from election.stores.etcd_http import EtcdStore
 from supervisor.demo.etcd_cluster import EtcdCluster
 from tests.bed.keeper import PATIENCE
 
 CLOCK = BootClock()
+NOTHING = Access()
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -25,8 +27,8 @@ def soon(seconds: float = PATIENCE) -> float:
 
 
 @asynccontextmanager
-async def store_on(*endpoints: str) -> AsyncIterator[EtcdStore]:
-    store = EtcdStore(endpoints, clock=CLOCK)
+async def store_on(*endpoints: str, access: Access = NOTHING) -> AsyncIterator[EtcdStore]:
+    store = EtcdStore(endpoints, clock=CLOCK, access=access)
     try:
         yield store
     finally:
