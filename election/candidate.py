@@ -32,11 +32,14 @@ def standing_by(state: State, s: StandingBy, event: e.Event, now: float, inputs:
 
 
 def claimable(s: StandingBy, state: State, timing: Timing) -> tuple[float, str]:
-    """From when on the old holder is known to be gone (boot-time seconds), and by which part of rule 8."""
+    """From when on the old holder is known to be gone (boot-time seconds), and by which part of rule 8.
+
+    A term older than one that this node has seen comes out of a backup, and proves no end (rule 21).
+    """
     if s.watched is None or s.watched.view.revision < state.floor:
         return NEVER, ""
     view = s.watched.view
-    if view.term is not None and view.signature != state.distrusted:
+    if view.term is not None and view.term_mod >= state.floor and view.signature != state.distrusted:
         if view.leader_mod == 0 and view.term.ended is not None:
             return -NEVER, "the last term ended in good order (8a)"
         if view.term.instance in state.gone:

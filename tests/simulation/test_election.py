@@ -291,6 +291,49 @@ async def test_a_node_told_to_stand_down_before_its_switch_is_set_starts_nothing
         await world.stop()
 
 
+async def test_a_switchover_ends_the_term_for_its_target_and_nobody_else_claims_before() -> None:
+    world = World(seed=21)
+    world.start()
+    try:
+        first = await world.until_led(within=12.0)
+        for target in [node for node in world.nodes if node is not first]:
+            before = world.now()
+            world.ask_for_switchover(target)
+            await world.until(lambda: world.leader() is target, 6.0, f"led by {target.name}", step=0.02)  # noqa: B023
+            await world.until_led(within=1.0)
+            assert world.now() - before < 4.0
+            assert KEYS.switchover not in world.admin._data.entries
+    finally:
+        await world.stop()
+
+
+@pytest.mark.parametrize("bump", [0, 1000])
+async def test_a_backup_restored_under_a_running_holder_lets_nobody_in_on_an_end_of_old(bump: int) -> None:
+    """Rule 21: the backup was made between two terms, so it says that the last term ended in good order."""
+    world = World(seed=22)
+    world.start()
+    try:
+        first = await world.until_led(within=12.0)
+        assert first.elector is not None
+        backups = []
+        world.admin._data.listeners.append(lambda change: backups.append(world.backup()))
+        first.elector.post(events.StandDown("as told"))
+        await world.until_gone(first, within=5.0)
+        await world.until_led(within=5.0)
+        backup = next(found for found in backups if KEYS.leader not in found[0])
+        await world.watch_for(3 * world.timing.ttl)
+        running = world.intervals[-1]
+        world.restore(backup, bump)
+        await world.watch_for(world.timing.ttl - 0.5)
+        assert world.intervals[-1] is running
+        assert running.ended is not None
+        await world.watch_for(2.0)
+        assert (world.leader() is not None) == (bump > 0)  # else the store is below the highest token seen
+        assert all(any("history-went-back" in alarm for alarm in node.alarms) for node in world.nodes) == (bump == 0)
+    finally:
+        await world.stop()
+
+
 @pytest.mark.parametrize("seed", range(60))
 async def test_random_faults_never_give_two_holders_and_somebody_leads_once_they_stop(seed: int) -> None:
     world = World(seed)

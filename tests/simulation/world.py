@@ -6,25 +6,31 @@ deadlines, never at what a node believes. Every node's clock has an offset of it
 """
 
 import asyncio
+import contextlib
 import json
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
+
 from election import events as e
 from election.clock import VirtualClock
 from election.elector import Elector, Identity
+from election.membership import MemberRecord
 from election.memory import Remembered
 from election.phases import Claiming, Phase, State
-from election.record import Keys
-from election.store import Change, Committed, ErrorClass, Snapshot, StoreError, Txn
+from election.record import Keys, Mark, SettingsRecord, SwitchoverRecord
+from election.store import Change, Committed, Entry, ErrorClass, Put, Snapshot, StoreError, Txn
 from election.stores.memory import ApplyLate, Fail, LoseReply, MemoryStore
+from election.stores.transaction import Effect
 from election.timing import Timing
 from supervisor.keeper import term as keeper_term
 from supervisor.resume import resume_from
 
 KEYS = Keys("sim")
+MARK = Mark(since="now", on="n0")
 
 
 @dataclass
@@ -121,6 +127,11 @@ class Elections(Elector):
         return event
 
 
+def member(ready_for: int) -> MemberRecord:
+    fields: dict[str, Any] = {"boot_id": "b", "run_id": "r", "ttl_s": 9, "gpus": (), "services": {}, "url": ""}
+    return MemberRecord(role="standby", unfit_because=(), version="1", renewed_at="", ready_for=ready_for, **fields)
+
+
 @dataclass
 class Node:
     """A node: keeper, services and disk outlive its supervisor. Implements `election.elector.Host`."""
@@ -135,6 +146,9 @@ class Node:
     elector: Elections | None = None
     task: "asyncio.Task[None] | None" = None
     work: "asyncio.Task[None] | None" = None
+    told: int = 0
+    """What its member record says of a request to switch over."""
+    telling: "asyncio.Task[None] | None" = None
     alarms: list[str] = field(default_factory=list)
     fails_take_over: bool = False
     take_over_takes: float = 0.5
@@ -195,6 +209,8 @@ class Node:
             fresh_id=self.world.fresh_id,
         )
         self.task = asyncio.create_task(self.elector.run())
+        self.told = 0
+        self.world.write(KEYS.member(self.name), member(0))
 
     def _resumes(self) -> bool:
         """The decision of `supervisor.resume`, with the parts of this world."""
@@ -233,7 +249,16 @@ class Node:
         self._do(self._end(action))
 
     def changed(self, state: State) -> None:
-        """Nothing of ours hangs on it."""
+        """Its member record answers to a request to switch over."""
+        ready_for = self.elector.ready_for() if self.elector is not None else 0
+        if ready_for != self.told:
+            self.told = ready_for
+            self.telling = asyncio.create_task(self._tell(ready_for))
+
+    async def _tell(self, ready_for: int) -> None:
+        put = Put(KEYS.member(self.name), member(ready_for).model_dump_json().encode())
+        with contextlib.suppress(StoreError):
+            await self.store.commit(Txn((), (put,)), deadline=self.clock.now() + self.world.timing.attempt)
 
     def alarm(self, kind: str, text: str) -> None:
         self.alarms.append(f"{kind}: {text}")
@@ -376,6 +401,16 @@ class World:
         for lease in list(self.admin._data.leases):
             self.admin.kill_lease(lease)
 
+    def backup(self) -> tuple[dict[str, Entry], int]:
+        return dict(self.admin._data.entries), self.admin._data.revision
+
+    def restore(self, backup: tuple[dict[str, Entry], int], bump: int) -> None:
+        """As `etcdutl snapshot restore` with a bumped revision, or without (0). Watches hear of a gap."""
+        data = self.admin._data
+        data.entries, data.revision = dict(backup[0]), backup[1] + bump
+        for node in self.nodes:
+            node.store.reconnect()
+
     # --- faults
 
     async def break_something(self) -> str:
@@ -399,6 +434,9 @@ class World:
                 "claims-late",
                 "claims-lost",
                 "behind-the-back",
+                "switchover",
+                "pause",
+                "exclude",
             ]
         )
         lasts = self.random.random() * 2.5 * self.timing.ttl
@@ -450,10 +488,34 @@ class World:
             case "claims-lost":
                 for other in self._standbys():
                     other.store.inject(LoseReply(), on="commit")
+            case "switchover":
+                self.ask_for_switchover(node)
+            case "pause" | "exclude":
+                settings = (
+                    SettingsRecord(paused=MARK) if name == "pause" else SettingsRecord(excluded={node.name: MARK})
+                )
+                self.write(KEYS.settings, settings)
+                loop.call_later(lasts, self.write, KEYS.settings, SettingsRecord())
             case "behind-the-back":
                 self._vanish_unseen(lasts)
             case _:
                 pass
+
+    def write(self, key: str, record: BaseModel) -> None:
+        """As an operator does."""
+        before = self.admin._data.entries.get(key)
+        value = record.model_dump_json().encode()
+        self.admin._data.apply([Effect(key, value, 0, before.mod_revision if before else 0)])
+
+    def ask_for_switchover(self, target: "Node") -> None:
+        """Away from whoever has the term now."""
+        term = self.admin._data.entries.get(KEYS.term)
+        if term is not None:
+            instance = json.loads(term.value)["instance"]
+            self.write(
+                KEYS.switchover,
+                SwitchoverRecord(target=target.name, instance=instance, hold_back_s=5.0, asked="now", on="n0"),
+            )
 
     def _standbys(self) -> list[Node]:
         return [node for node in self.nodes if node.running is None]

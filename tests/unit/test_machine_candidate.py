@@ -691,3 +691,10 @@ def test_the_revision_of_a_store_that_went_back_is_kept_only_a_ttl_later() -> No
     assert "NoteRevision" not in kinds(d.viewed(100.0, view(3, 2, revision=80)))
     assert "NoteRevision" not in kinds(d.viewed(159.9, view(3, 2, revision=81)))
     assert only(e.NoteRevision, d.viewed(160.0, view(3, 2, revision=82))).revision == 82
+
+
+def test_a_term_older_than_one_that_was_seen_proves_no_end() -> None:
+    """A backup that was restored with a bumped revision shows it."""
+    d = here(floor=50, gone=("mine",))
+    d.viewed(100.0, view(0, 5, ended="now", revision=2000))
+    assert d.claims_from(109.0)
