@@ -79,7 +79,9 @@ class Access:
         looks: list[Callable[[], object]] = [self.context] if self.files else []
         if self.password_file is not None:
             looks.append(self.password)
-        found = [text for path in (self.ca_file, self.cert_file) if path is not None and (text := _expiry(path, now))]
+        found = [text for path in (self.ca_file, self.cert_file) if (text := _expiry(path, now))]
+        if self.user is not None and (shown := _shown(self.cert_file)) and shown.has_common_name:
+            found.append(f"{self.cert_file}: its subject has a CN; etcd with users and --client-cert-auth refuses such")
         for look in looks:
             try:
                 look()
@@ -126,21 +128,31 @@ def private(path: Path) -> None:
         raise AccessError(f"{path}: found mode {shown:04o}, expected 0600 or 0640, since {who}; `chmod 600 {path}`")
 
 
-def valid_until(pem: str) -> float:
-    """The end of the first certificate in a PEM text, in seconds since 1970. Raises `ValueError`.
+@dataclass(frozen=True)
+class Shown:
+    """What a certificate says."""
 
-    X.509 (RFC 5280, 4.1): the end is the second time of `validity`, the fifth field of the part that is signed, the
-    version being left out where it is 1.
+    until: float
+    """Seconds since 1970."""
+    has_common_name: bool
+
+
+def shown_by(pem: str) -> Shown:
+    """Of the first certificate in a PEM text. Raises `ValueError` or `IndexError`.
+
+    X.509 (RFC 5280, 4.1): in the part that is signed, the version (left out where it is 1), number, algorithm and
+    issuer are followed by the two times and the subject.
     """
     begin, end = pem.index("-----BEGIN CERTIFICATE-----"), "-----END CERTIFICATE-----"
     der = ssl.PEM_cert_to_DER_cert(pem[begin : pem.index(end, begin) + len(end)])
     fields = _fields(_fields(_fields(der)[0][1])[0][1])
-    validity = fields[4 if fields[0][0] == 0xA0 else 3][1]
-    kind, text = _fields(validity)[1]
+    times, subject = (content for _, content in fields[4 if fields[0][0] == 0xA0 else 3 :][:2])
+    kind, text = _fields(times)[1]
     when = text.decode()
     if kind == 0x17:  # UTCTime: two digits of the year, those below 50 being of this century (RFC 5280, 4.1.2.5.1)
         when = ("20" if when < "5" else "19") + when
-    return datetime.strptime(when, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    until = datetime.strptime(when, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    return Shown(until, b"\x06\x03\x55\x04\x03" in subject)  # 2.5.4.3, id-at-commonName
 
 
 def _fields(der: bytes) -> list[tuple[int, bytes]]:
@@ -156,15 +168,21 @@ def _fields(der: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def _expiry(path: Path, now: float) -> str | None:
-    try:
-        end = valid_until(path.read_text())
-    except (OSError, ValueError, IndexError):
-        return None  # OpenSSL has read it: it is of a form that is not ours to judge
-    if end > now + SOON:
+def _shown(path: Path | None) -> Shown | None:
+    if path is not None:
+        try:
+            return shown_by(path.read_text())
+        except (OSError, ValueError, IndexError):
+            pass  # OpenSSL tells of it, or has read it: then it is of a form that is not ours to judge
+    return None
+
+
+def _expiry(path: Path | None, now: float) -> str | None:
+    shown = _shown(path)
+    if shown is None or shown.until > now + SOON:
         return None
-    expires = "has expired" if end <= now else "will expire"
-    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(end))
+    expires = "has expired" if shown.until <= now else "will expire"
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(shown.until))
     return f"{path}: the certificate {expires} at {at}; renew it (or look at this machine's clock)"
 
 

@@ -14,10 +14,14 @@ OLD_TOKEN = ("invalid auth token", "revision of auth store is old", "revision in
 each change of users and roles. etcd says them before it applies anything (`server/auth/store.go`,
 `server/etcdserver/apply_auth.go`), so the request may be sent again."""
 
+COMMON_NAME = "commonname of client sending a request against gateway will be ignored"
+"""Etcd with users and --client-cert-auth refuses each request of a certificate with a CN (`server/embed/serve.go`)."""
+
 _LOST = ("requested lease not found",)
 _NO_SPACE = ("database space exceeded",)
 _AUTH = (
     *OLD_TOKEN,
+    COMMON_NAME,
     "authentication failed",
     "authentication is not enabled",
     "invalid auth management",
@@ -49,7 +53,8 @@ ADVICE = {
     ErrorClass.LOST: "the lease expired or was revoked: take a new one",
     ErrorClass.TRANSIENT: "it is tried again; `etcdctl endpoint status --cluster` shows the members",
     ErrorClass.AUTH: "docs/etcd.md shows what etcd and this node need",
-    ErrorClass.NO_SPACE: "compact and defragment etcd, then `etcdctl alarm disarm`; or raise --quota-backend-bytes",
+    ErrorClass.NO_SPACE: "compact and defragment etcd, then `etcdctl alarm disarm`; or raise --quota-backend-bytes; "
+    "docs/etcd.md has the commands",
     ErrorClass.UNSUPPORTED: "name the port for clients; it must be etcd 3.4 or later, with --enable-grpc-gateway=true",
 }
 """What to do, by class: the end of every message, unless `advice` knows better."""
@@ -71,6 +76,9 @@ _ADVICE = {
     "alert certificate expired": "renew the certificate in `election.etcd.cert_file`; or the member's clock is wrong",
     "alert": "etcd does not take our certificate: `election.etcd.cert_file` must be valid and signed by etcd's "
     "--trusted-ca-file, with clientAuth among its uses; etcd's log says more",
+    COMMON_NAME: "make the certificate in `election.etcd.cert_file` anew with a subject without CN, such as /O=gpuward",
+    "remote error: tls": "etcd's gateway shows the member's own certificate to the member: it needs clientAuth among "
+    "its uses, not serverAuth alone",
     "server disconnected": "it is tried again; if this etcd has TLS, write https:// in `election.etcd.endpoints`",
     "closed in the tls handshake": _NO_TLS,
     "wrong_version_number": _NO_TLS,

@@ -19,7 +19,7 @@ import aiohttp
 from election.clock import Clock
 from election.store import ErrorClass
 from election.stores.etcd_access import Access, AccessError, Certificates
-from election.stores.etcd_errors import NOT_FOUND, OLD_TOKEN, another_may_know, classify
+from election.stores.etcd_errors import COMMON_NAME, NOT_FOUND, OLD_TOKEN, another_may_know, classify
 from election.stores.etcd_wire import MalformedError, document, number, part
 
 LARGEST_REPLY = 16 << 20
@@ -263,6 +263,9 @@ def interpret(status: int, raw: bytes, location: str | None = None) -> dict[str,
     except MalformedError as error:
         if status == 404:
             raise RefusedError(ErrorClass.UNSUPPORTED, GATEWAY_OFF, elsewhere=True) from error
+        text = raw[:200].decode(errors="replace").strip()
+        if COMMON_NAME in text.lower():
+            raise RefusedError(ErrorClass.AUTH, f"{text} (status {status})") from error
         raise RefusedError(ErrorClass.TRANSIENT, f"nonsense with status {status}: {error}", elsewhere=True) from error
     nested = answer.get("error")
     failure = nested if isinstance(nested, dict) else answer

@@ -20,12 +20,12 @@ class Authority:
     def ca(self) -> Path:
         return self.folder / "ca.crt"
 
-    def issue(self, name: str, *, host: str = "127.0.0.1", days: int = 30) -> ClientTls:
+    def issue(self, name: str, *, host: str = "127.0.0.1", days: int = 30, subject: str = "/O=gpuward") -> ClientTls:
         """For a member on this host and for a client. With -1 day it has expired; an earlier one is replaced."""
         cert, key, request, extra = (self.folder / f"{name}.{end}" for end in ("crt", "key", "csr", "ext"))
         extra.write_text(f"subjectAltName=IP:{host}\nextendedKeyUsage=serverAuth,clientAuth\n")
         new = self.folder / f"{name}.new"
-        self._openssl("req", *_NEW_KEY, f"-keyout={new}", f"-out={request}", f"-subj=/CN={name}")
+        self._openssl("req", *_NEW_KEY, f"-keyout={new}", f"-out={request}", f"-subj={subject}")
         os.replace(new, key)
         signed = ("-CA=ca.crt", "-CAkey=ca.key", "-CAcreateserial", f"-extfile={extra}", f"-days={days}")
         self._openssl("x509", "-req", f"-in={request}", *signed, f"-out={new}")

@@ -5,17 +5,19 @@ import shutil
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from election.store import ErrorClass, StoreError
-from election.stores.etcd_access import Access, AccessError, Certificates, private, valid_until
+from election.stores.etcd_access import Access, AccessError, Certificates, private, shown_by
 from supervisor.demo.etcd_cluster import ClientTls, EtcdCluster
 from tests.bed.certificates import Authority, member_arguments
 from tests.bed.etcd import etcd_cluster
 from tests.bed.etcd_stores import put, soon, store_on
+from tests.bed.etcd_users import password_file, with_users
 from tests.bed.nodes import LONG_TTL, Make
 
 WEEK = 7 * 24 * 3600
@@ -175,11 +177,25 @@ def test_files_that_cannot_work_are_told_by_name_and_nothing_of_them_is_shown(
 
 
 def test_a_certificate_is_told_of_a_week_before_its_end_and_after_it(authority: Authority, ours: ClientTls) -> None:
-    end = valid_until(ours.cert.read_text())
+    end = shown_by(ours.cert.read_text()).until
     assert access(ours).troubles(end - WEEK - 100) == []
     for now, part in ((end - WEEK + 100, "will expire at"), (end + 1, "has expired at")):
         (told,) = (text for text in access(ours).troubles(now) if str(ours.cert) in text)
         assert part in told
+
+
+async def test_a_certificate_with_a_common_name_is_of_no_use_where_etcd_has_users(
+    authority: Authority, tmp_path: Path
+) -> None:
+    named = authority.issue("named", subject="/CN=gpuward")
+    given = replace(access(named), user="gpuward", password_file=password_file(tmp_path))
+    assert any("its subject has a CN" in text for text in given.troubles(0))
+    assert access(named).troubles(0) == []
+    with etcd_cluster(1, member_arguments(named), tls=named) as cluster:
+        with_users(cluster, ROOT)
+        error = await refusal(given, *cluster.endpoints)
+    assert error.kind is ErrorClass.AUTH
+    assert "with a subject without CN" in str(error)
 
 
 def test_a_file_with_a_secret_may_be_read_by_its_group_and_by_nobody_else(tmp_path: Path) -> None:
