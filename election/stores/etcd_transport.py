@@ -263,9 +263,9 @@ def interpret(status: int, raw: bytes, location: str | None = None) -> dict[str,
     except MalformedError as error:
         if status == 404:
             raise RefusedError(ErrorClass.UNSUPPORTED, GATEWAY_OFF, elsewhere=True) from error
-        text = raw[:200].decode(errors="replace").strip()
-        if COMMON_NAME in text.lower():
-            raise RefusedError(ErrorClass.AUTH, f"{text} (status {status})") from error
+        said = raw[:200].decode(errors="replace").strip()
+        if COMMON_NAME in said.lower():
+            raise RefusedError(ErrorClass.AUTH, f"{said} (status {status})") from error
         raise RefusedError(ErrorClass.TRANSIENT, f"nonsense with status {status}: {error}", elsewhere=True) from error
     nested = answer.get("error")
     failure = nested if isinstance(nested, dict) else answer
