@@ -140,6 +140,14 @@ class EtcdCluster:
             self._start(member)
         self.wait_healthy()
 
+    def start_other(self, member: int) -> None:
+        """In the place of one that was removed from the member list: another one, empty, on ports of its own."""
+        shutil.rmtree(self.folder / f"m{member}")
+        self._ports[member] = free_ports(1)[0]
+        self.etcdctl("member", "add", f"m{member}", f"--peer-urls=http://127.0.0.1:{self._ports[member][1]}")
+        self._start(member, "--initial-cluster-state=existing")
+        self.wait_healthy()
+
     def wait_healthy(self, limit: float = START_LIMIT) -> None:
         """Until every running member can commit; `limit` in seconds."""
         deadline = time.monotonic() + limit
@@ -190,7 +198,7 @@ class EtcdCluster:
                 if attempt == attempts - 1 or "address already in use" not in str(error):
                     raise
 
-    def _start(self, member: int) -> None:
+    def _start(self, member: int, *more: str) -> None:
         client, peer = self._ports[member]
         peers = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, (_, port) in enumerate(self._ports))
         command = [str(self._binaries / "etcd"), f"--name=m{member}", f"--data-dir={self.folder / f'm{member}'}"]
@@ -198,7 +206,12 @@ class EtcdCluster:
         command += [f"--listen-peer-urls=http://127.0.0.1:{peer}", "--log-level=warn"]
         command += [] if self._other else ["--unsafe-no-fsync"]  # which 3.4 does not have
         command += [f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}", f"--initial-cluster={peers}"]
-        command += [f"--heartbeat-interval={HEARTBEAT_MS}", f"--election-timeout={ELECTION_MS}", *self._arguments]
+        command += [
+            f"--heartbeat-interval={HEARTBEAT_MS}",
+            f"--election-timeout={ELECTION_MS}",
+            *self._arguments,
+            *more,
+        ]
         with self._log(member).open("wb") as log:
             self._processes[member] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with(os.getpid())

@@ -1,11 +1,13 @@
 """Real etcd for tests. See `supervisor.demo.etcd_cluster`, which the demo uses too."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
 from supervisor.demo.etcd_cluster import INSTALLER, ClientTls, EtcdCluster, EtcdClusterError, find_binaries
+from tests.bed.keeper import PATIENCE
 
 OLDER = INSTALLER.parents[1] / ".cache/etcd/3.4"
 """Where tools/install-etcd.sh puts etcd 3.4, if this machine's apt has it."""
@@ -25,3 +27,20 @@ def etcd_cluster(
         pytest.fail(str(error), pytrace=False)
     with EtcdCluster(members, arguments=arguments, tls=tls, binaries=OLDER if older else None) as cluster:
         yield cluster
+
+
+def replace_member(cluster: EtcdCluster, member: int) -> None:
+    """Removes it from the member list, and adds another one with other ports, which is then the one of this number."""
+    (line,) = (line for line in cluster.etcdctl("member", "list").splitlines() if f", m{member}, " in line)
+    removed = line.partition(",")[0]
+    deadline = time.monotonic() + PATIENCE
+    while True:  # etcd refuses until its members have seen each other for 5 s (--strict-reconfig-check)
+        try:
+            cluster.etcdctl("member", "remove", removed)
+            break
+        except EtcdClusterError as error:
+            if "unhealthy cluster" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+    cluster.kill(member)
+    cluster.start_other(member)

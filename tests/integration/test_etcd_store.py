@@ -1,7 +1,11 @@
 """What only a store on the network must stand: members that are gone, stopped, cut off, or are not etcd at all."""
 
+import asyncio
+import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -10,8 +14,10 @@ from aiohttp import web
 from election.store import ErrorClass, ModIs, Put, StoreError, Txn
 from election.stores.etcd_http import EtcdStore
 from supervisor.demo.etcd_cluster import EtcdCluster
-from tests.bed.etcd import etcd_cluster
+from tests.bed.etcd import etcd_cluster, replace_member
 from tests.bed.etcd_stores import CLOCK, in_order, put, server, soon, store_on, works_again
+from tests.bed.etcd_users import as_user
+from tests.bed.keeper import PATIENCE
 from tests.bed.nodes import free_port
 
 
@@ -114,17 +120,6 @@ async def test_a_full_etcd_is_out_of_space_and_says_so_in_its_status(root: str) 
             assert any("NOSPACE" in alarm for alarm in status.alarms)
 
 
-async def test_etcd_with_authentication_refuses_us_as_auth(root: str) -> None:
-    with etcd_cluster(1) as cluster:
-        cluster.etcdctl("user", "add", "root:secret")
-        cluster.etcdctl("user", "grant-role", "root", "root")
-        cluster.etcdctl("auth", "enable")
-        async with store_on(*cluster.endpoints) as store:
-            with pytest.raises(StoreError) as caught:
-                await store.read([root], deadline=soon())
-            assert caught.value.kind is ErrorClass.AUTH
-
-
 NONSENSE: dict[str, Callable[[], web.Response]] = {
     "500": lambda: web.Response(status=500, text="oops"),
     "html": lambda: web.Response(text="<html>Welcome</html>", content_type="text/html"),
@@ -172,6 +167,104 @@ async def test_a_read_leaves_nonsense_for_the_next_endpoint_within_its_deadline(
 
     async with server(nonsense) as endpoint, store_on(endpoint, *etcd.endpoints) as store:
         assert (await store.read([root], deadline=soon())).entries == ()
+
+
+Bytes = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def raw_server(answer: Bytes) -> AsyncIterator[str]:
+    """Reads the head of a request, and answers it with what is not even HTTP, or never ends."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(writer)
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+async def endless(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"\r\n")
+    while True:
+        writer.write(bytes(1 << 20))
+        await writer.drain()
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"\r\n{")
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def cut_off(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b'Content-Length: 999\r\n\r\n{"header":')
+    await writer.drain()
+
+
+async def no_http(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+    await writer.drain()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (endless, "an answer of more than"),
+        (drip, "no answer by the deadline"),
+        (cut_off, "the connection broke before the answer"),
+        (no_http, "the connection broke before the answer"),
+    ],
+)
+async def test_an_answer_that_never_ends_or_breaks_off_is_transient_and_may_have_been_applied(
+    root: str, tmp_path: Path, answer: Bytes, said: str
+) -> None:
+    async with raw_server(answer) as endpoint:
+        async with store_on(endpoint) as store:
+            with pytest.raises(StoreError, match=said) as caught:
+                await put(store, root + "a", deadline=soon(0.5 if answer is drip else PATIENCE))
+        assert (caught.value.kind, caught.value.sent) == (ErrorClass.TRANSIENT, True)
+        async with store_on(endpoint, access=as_user(tmp_path)) as store:
+            with pytest.raises(StoreError, match=said) as caught:
+                await put(store, root + "a", deadline=soon(0.5 if answer is drip else PATIENCE))
+        assert (caught.value.kind, caught.value.sent) == (ErrorClass.TRANSIENT, False)  # only asked for a token
+
+
+@pytest.mark.parametrize("token", [None, 7, "", "two\r\nlines", "é"])
+async def test_an_authentication_that_brings_no_token_is_transient(root: str, tmp_path: Path, token: object) -> None:
+    async def nonsense(request: web.Request) -> web.Response:
+        return web.json_response({"header": {}, "token": token})
+
+    async with server(nonsense) as endpoint, store_on(endpoint, access=as_user(tmp_path)) as store:
+        with pytest.raises(StoreError, match="an answer without token") as caught:
+            await put(store, root + "a")
+    assert (caught.value.kind, caught.value.sent) == (ErrorClass.TRANSIENT, False)
+
+
+async def test_a_member_may_be_replaced_while_a_store_is_in_use(own_etcd: EtcdCluster, root: str) -> None:
+    """The store goes on with the endpoints that it has."""
+    async with (
+        store_on(*in_order(own_etcd, 2)) as store,
+        aclosing(store.watch(root)) as watch,
+    ):
+        assert await anext(watch) is None
+        lease = (await store.grant(60, deadline=soon())).lease
+        await asyncio.to_thread(replace_member, own_etcd, 2)
+        await works_again(store, root + "a")
+        own_etcd.kill(1)  # from now on two of three, and one of them is the new one
+        await works_again(store, root + "b")
+        assert await store.keepalive(lease, deadline=soon()) == 60
+        async with asyncio.timeout(PATIENCE):
+            while (change := await anext(watch)) is None or change.key != root + "b":
+                pass
 
 
 async def test_a_redirect_is_not_followed_even_to_a_real_etcd(etcd: EtcdCluster, root: str) -> None:
