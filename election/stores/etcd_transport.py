@@ -242,8 +242,10 @@ def _broken(error: Exception, progress: _Progress) -> RefusedError:
 
 
 def _is_of_tls(error: BaseException | None) -> bool:
-    """Is TLS refused, by us or by the other side?"""
-    return isinstance(error, ssl.SSLError) or (error is not None and _is_of_tls(error.__cause__))
+    """Is TLS refused, by us or by the other side? A connection that broke is no refusal."""
+    if isinstance(error, ssl.SSLError):
+        return not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError)
+    return error is not None and _is_of_tls(error.__cause__)
 
 
 def revision_of(answer: Mapping[str, Any]) -> int:

@@ -338,6 +338,18 @@ async def test_status_names_the_leader_and_what_is_wrong_with_each_member(own_et
     assert "Connect call failed" in str(found[gone].error)
 
 
+async def test_status_tells_the_quota_where_etcd_does() -> None:
+    """As of etcd 3.6 (api/etcdserverpb/rpc.proto, `dbSizeQuota`)."""
+
+    async def member(request: web.Request) -> web.Response:
+        assert request.path == "/v3/maintenance/status"
+        return web.json_response({"header": {"member_id": "7"}, "dbSize": "20480", "dbSizeQuota": "2147483648"})
+
+    async with server(member) as endpoint, store_on(endpoint) as store:
+        (found,) = await store.status(deadline=soon())
+    assert (found.db_size, found.quota) == (20480, 2 << 30)
+
+
 @pytest.mark.parametrize("endpoints", [[], ["127.0.0.1:2379"], "http://127.0.0.1:2379"])
 def test_endpoints_that_cannot_work_are_refused_at_once(endpoints: list[str]) -> None:
     with pytest.raises(ValueError, match="expected"):

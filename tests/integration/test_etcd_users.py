@@ -85,25 +85,30 @@ async def test_a_token_ends_by_its_time_and_the_store_goes_on(users: EtcdCluster
         assert store._transport._token != first
 
 
-async def test_a_commit_whose_answer_was_lost_is_not_repeated_after_a_new_authentication(
-    users: EtcdCluster, root: str, tmp_path: Path
+@pytest.mark.parametrize("token_ended", [True, False])
+async def test_a_commit_whose_answer_was_lost_is_not_repeated(
+    users: EtcdCluster, root: str, tmp_path: Path, token_ended: bool
 ) -> None:
-    asked = []
+    asked: list[str] = []
 
-    async def lose_the_first_commit(request: web.Request) -> web.StreamResponse:
+    async def lose_what_is_applied(request: web.Request) -> web.StreamResponse:
         asked.append(request.path)
+        refused = token_ended and len(asked) == 1
         answer = await passed_through(request, users.endpoints[0])
-        if request.path == "/v3/kv/txn" and asked.count(request.path) == 2:
+        if request.path == "/v3/kv/txn" and not refused:
             assert request.transport is not None
             request.transport.abort()
         return answer
 
-    async with server(lose_the_first_commit) as endpoint, store_on(endpoint, access=as_user(tmp_path)) as store:
-        store._transport._token = "nonsense.1"
+    async with store_on(*users.endpoints, access=as_user(tmp_path)) as direct:
+        await put(direct, root + "a")
+        token = direct._transport._token
+    async with server(lose_what_is_applied) as endpoint, store_on(endpoint, access=as_user(tmp_path)) as store:
+        store._transport._token = "nonsense.1" if token_ended else token
         with pytest.raises(StoreError) as caught:
             await put(store, root + "a")
     assert (caught.value.kind, caught.value.sent) == (ErrorClass.TRANSIENT, True)
-    assert asked == ["/v3/kv/txn", "/v3/auth/authenticate", "/v3/kv/txn"]
+    assert asked == ["/v3/kv/txn", "/v3/auth/authenticate"] * token_ended + ["/v3/kv/txn"]
 
 
 async def test_an_authentication_without_answer_ends_with_the_call_and_nothing_was_sent(

@@ -8,7 +8,7 @@ import pytest
 
 from election.store import Change, Entry, ErrorClass, LeaseIs, Snapshot, Txn
 from election.stores import etcd_wire as wire
-from election.stores.etcd_errors import ADVICE, another_may_know, classify
+from election.stores.etcd_errors import ADVICE, advice, another_may_know, classify
 from election.stores.etcd_transport import RefusedError, describe, interpret
 
 
@@ -53,6 +53,22 @@ def test_a_closed_port_is_told_without_a_word_on_tls() -> None:
 
 def test_there_is_advice_for_every_class() -> None:
     assert set(ADVICE) == set(ErrorClass)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('connection error: desc = "error reading server preface: remote error: tls: bad certificate"', "clientAuth"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired", "renew"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate is not yet valid", "clock"),
+        ("certificate verify failed: IP address mismatch, certificate is not valid for '10.0.0.1'", "subjectAltName"),
+        ("certificate verify failed: self-signed certificate in certificate chain", "`election.etcd.ca_file` must"),
+        ("etcdserver: permission denied", "grant-permission"),
+        ("etcdserver: invalid auth management", "docs/etcd.md"),
+    ],
+)
+def test_what_to_do_depends_on_what_was_said(text: str, part: str) -> None:
+    assert part in advice(ErrorClass.AUTH, text)
 
 
 @pytest.mark.parametrize(
