@@ -10,7 +10,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 	$(BIN)/python -m pip install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check chaos bench clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -28,6 +28,10 @@ check: .venv/.dev ## format, lint, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+chaos: .venv/.dev ## random faults on three nodes and a real etcd, from fresh seeds; RUNS=60, SEED=N
+	@tools/install-containers.sh & tools/install-etcd.sh; etcd=$$?; wait $$! && exit $$etcd
+	$(BIN)/python -m tests.chaos.many --runs $(or $(RUNS),60) $(if $(SEED),--seed $(SEED))
 
 bench: .venv/.dev ## the numbers of docs/benchmarks.md
 	@tools/install-etcd.sh

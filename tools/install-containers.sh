@@ -1,5 +1,5 @@
 #!/bin/sh
-# Puts a Docker engine, podman and a static busybox into .cache/containers of this project, for the tests.
+# Puts a Docker engine, podman, a static busybox and nft into .cache/containers of this project, for the tests.
 #
 # The packages come by apt from the machine's own Debian or Ubuntu archive, with what they depend on and the machine has
 # not. They are unpacked, not installed: nothing of them is started, and the system's packages and apt lists stay as they
@@ -9,7 +9,7 @@ set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=$root/.cache/containers
-packages='docker.io podman runc busybox-static'
+packages='docker.io podman runc busybox-static nftables'
 work=
 
 finish() {
@@ -35,7 +35,7 @@ download() {
     apt "$@" -y --no-install-recommends --download-only --reinstall install $packages
 }
 
-if [ -x "$target/usr/sbin/dockerd" ]; then
+if [ -x "$target/usr/sbin/dockerd" ] && [ -x "$target/usr/sbin/nft" ]; then
     echo "Docker and podman in $target, nothing to do"
     exit 0
 fi
@@ -59,7 +59,8 @@ for package in "$work"/cache/archives/*.deb; do
         *) dpkg-deb -x "$package" "$work/unpacked" || fail "cannot unpack ${package##*/}" ;;
     esac
 done
-[ -x "$work/unpacked/usr/sbin/dockerd" ] && [ -x "$work/unpacked/usr/bin/podman" ] || fail "the packages lack dockerd or podman"
+[ -x "$work/unpacked/usr/sbin/dockerd" ] && [ -x "$work/unpacked/usr/bin/podman" ] &&
+    [ -x "$work/unpacked/usr/sbin/nft" ] || fail "the packages lack dockerd, podman or nft"
 rm -rf -- "$target"
 mv -T -- "$work/unpacked" "$target" 2>/dev/null || [ -x "$target/usr/sbin/dockerd" ] || fail "cannot write $target"
 echo "Docker $("$target/usr/bin/docker" --version 2>/dev/null | sed -n 's/^Docker version \([^,]*\).*/\1/p') and podman in $target"

@@ -127,7 +127,7 @@ class DemoCluster:
             if self.store == "etcd":
                 data = self.folder / "etcd"
                 data.mkdir()
-                self.etcd = self._cleanup.enter_context(EtcdCluster(MEMBERS, folder=data))
+                self.etcd = self._cleanup.enter_context(self._make_etcd(data))
             for node in self.nodes.values():
                 self._write_config(node)
                 self.start_node(node.name)
@@ -222,13 +222,21 @@ class DemoCluster:
             environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_SOURCE), environ.get("PYTHONPATH"))))
         return environ
 
+    def _make_etcd(self, data: Path) -> EtcdCluster:
+        return EtcdCluster(MEMBERS, folder=data)
+
+    def _endpoints(self, node: DemoNode) -> list[str]:
+        """The members, as this node reaches them."""
+        assert self.etcd is not None
+        return self.etcd.endpoints
+
     def _write_config(self, node: DemoNode) -> None:
         node.config.write_text(yaml.safe_dump(self._config(node), sort_keys=False))
 
     def _config(self, node: DemoNode) -> dict[str, Any]:
         election: dict[str, Any] = {"ttl": self.ttl, "store": self.store}
         if self.etcd:
-            election["etcd"] = {"endpoints": self.etcd.endpoints}
+            election["etcd"] = {"endpoints": self._endpoints(node)}
         else:
             election["local"] = {"file": str(self.store_file)}
         return {

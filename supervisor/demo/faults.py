@@ -144,8 +144,8 @@ class KillKeeper(Fault):
             raise FaultError("services outlive a keeper in cgroups only, and this demo has none: run it as root")
         found = stage.watcher.statuses[stage.holder] or {}
         self.before = _pids(found)
-        self.keeper = (found.get("keeper") or {}).get("pid", 0)
-        _send(self.keeper, self.number, f"the keeper of {stage.holder}")
+        self.keeper = keeper_of(stage, stage.holder)
+        send(self.keeper, self.number, f"the keeper of {stage.holder}")
 
     number: ClassVar[signal.Signals] = signal.SIGKILL
 
@@ -377,11 +377,19 @@ def make(name: str) -> Fault:
     return {kind.name: kind for kind in KINDS}[name]()
 
 
+def keeper_of(stage: Stage, name: str) -> int:
+    """Pid of a node's keeper, as its supervisor tells it. Raises FaultError."""
+    pid = ((stage.watcher.statuses[name] or {}).get("keeper") or {}).get("pid")
+    if not pid:
+        raise FaultError(f"{name} has no keeper")
+    return int(pid)
+
+
 def _pids(status: Status) -> dict[str, int]:
     return {service["name"]: service["pid"] for service in status.get("services", []) if service.get("pid")}
 
 
-def _send(pid: int, number: int, what: str) -> None:
+def send(pid: int, number: int, what: str) -> None:
     """By pidfd, to the process that has the pid now."""
     try:
         pidfd = os.pidfd_open(pid)

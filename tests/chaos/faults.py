@@ -1,0 +1,202 @@
+"""What breaks in a chaos run, beside the faults of the demo: the network, whole nodes, and pairs of processes."""
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from typing import ClassVar
+
+from election.clock import boot_time
+from supervisor.cgroup import Group
+from supervisor.demo import faults as demo
+from supervisor.demo.faults import Fault, FaultError, Stage
+from tests.chaos import bed
+from tests.chaos.bed import ChaosCluster
+
+PEERS = bed.MEMBERS
+
+
+@dataclass(frozen=True)
+class Excuse:
+    """An exception that docs/safety.md names: for so long overlaps count by themselves."""
+
+    kind: str
+    node: str
+    begin: float
+    end: float
+
+
+class ChaosFault(Fault):
+    """One on the network or on whole nodes. `excuses` are those of the last injection."""
+
+    stores = ("etcd",)
+    longest: ClassVar[float] = 2.5
+    """Of a TTL: how long it lasts at most."""
+
+    def __init__(self) -> None:
+        self.excuses: list[Excuse] = []
+
+
+class _Cut(ChaosFault):
+    def matches(self, node: int) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    async def inject(self, stage: Stage) -> None:
+        self.cluster = _chaos(stage)
+        self.cut = f"cut-{os.urandom(4).hex()}"
+        self.cluster.network.drop(self.cut, *self.matches(self.cluster.number(stage.holder)))
+
+    async def heal(self, stage: Stage) -> None:
+        self.cluster.network.mend(self.cut)
+
+
+class CutFromEtcd(_Cut):
+    name = "cut-from-etcd"
+    proves = "A node that no packet reaches ends its services before another may claim."
+    takeovers = 1
+
+    def matches(self, node: int) -> tuple[str, ...]:
+        return bed.to_etcd(node), bed.from_etcd(node)
+
+
+class Mute(_Cut):
+    name = "mute"
+    proves = "What the holder sends is lost, and what it is sent arrives."
+    takeovers = 1
+
+    def matches(self, node: int) -> tuple[str, ...]:
+        return (bed.to_etcd(node),)
+
+
+class Deaf(_Cut):
+    name = "deaf"
+    proves = "What the holder sends arrives, and no answer does: its refreshes may be applied, and extend nothing."
+    takeovers = 1
+
+    def matches(self, node: int) -> tuple[str, ...]:
+        return (bed.from_etcd(node),)
+
+
+class Lossy(_Cut):
+    name = "lossy"
+    proves = "One packet in five is lost on the holder's way to etcd and back."
+
+    def matches(self, node: int) -> tuple[str, ...]:
+        lost = "numgen random mod 100 < 20"
+        return f"{bed.to_etcd(node)} {lost}", f"{bed.from_etcd(node)} {lost}"
+
+
+class IsolateNode(_Cut):
+    name = "isolate-node"
+    proves = "The holder's machine is cut off together with its member of etcd, which has no quorum then."
+    takeovers = 1
+
+    def matches(self, node: int) -> tuple[str, ...]:
+        own = bed.client_address(node, node)
+        away = f"{bed.to_etcd(node)} ip daddr != {own}", f"{bed.from_etcd(node)} ip saddr != {own}"
+        return *away, bed.to_member(node), bed.from_member(node)
+
+
+class IsolateMember(_Cut):
+    name = "isolate-member"
+    proves = "The member of etcd on the holder's machine loses the others: the holder goes on with another one."
+
+    def matches(self, node: int) -> tuple[str, ...]:
+        return bed.to_member(node), bed.from_member(node)
+
+
+class FreezeNode(ChaosFault):
+    name = "freeze-node"
+    proves = "A whole node stands still, and goes on: its services end as soon as its keeper's timer has run."
+    takeovers = 1
+    longest = 3.0
+
+    async def inject(self, stage: Stage) -> None:
+        self.group, self.began, self.node = _group_of(stage, stage.holder), boot_time(), stage.holder
+        self.group.freeze()
+
+    async def heal(self, stage: Stage) -> None:
+        thawed = boot_time()
+        thaw(self.group)
+        self.group.close()
+        self.excuses = [
+            Excuse("frozen", self.node, self.began, thawed),
+            Excuse("thawed", self.node, thawed, thawed + 1.0),
+        ]
+
+
+class StopSupervisorAndKeeper(ChaosFault):
+    name = "stop-supervisor-and-keeper"
+    proves = "Both of them hang: nobody ends the services until one of them goes on (a hardware watchdog would)."
+    takeovers = 1
+
+    async def inject(self, stage: Stage) -> None:
+        self.began, self.node = boot_time(), stage.holder
+        self.keeper = demo.keeper_of(stage, stage.holder)
+        stage.cluster.stop_supervisor(stage.holder)
+        demo.send(self.keeper, signal.SIGSTOP, "the keeper")
+
+    async def heal(self, stage: Stage) -> None:
+        stage.cluster.continue_supervisor(self.node)
+        demo.send(self.keeper, signal.SIGCONT, "the keeper")
+        self.excuses = [Excuse("both-stopped", self.node, self.began, boot_time() + 1.0)]
+
+
+class KillSupervisorAndKeeper(ChaosFault):
+    name = "kill-supervisor-and-keeper"
+    proves = "Both of them die, and are started again within the authority, as systemd does: the services are adopted."
+
+    async def inject(self, stage: Stage) -> None:
+        keeper = demo.keeper_of(stage, stage.holder)
+        stage.cluster.kill_supervisor(stage.holder)
+        demo.send(keeper, signal.SIGKILL, "the keeper")
+        await asyncio.sleep(0.5)
+        stage.cluster.start_node(stage.holder)
+
+
+class StopStandby(ChaosFault):
+    name = "stop-standby"
+    proves = "A standby hangs: nothing changes, and when it goes on it claims nothing on what it saw before."
+
+    async def inject(self, stage: Stage) -> None:
+        self.node = next(name for name in stage.cluster.nodes if name != stage.holder)
+        stage.cluster.stop_supervisor(self.node)
+
+    async def heal(self, stage: Stage) -> None:
+        stage.cluster.continue_supervisor(self.node)
+
+
+KINDS: tuple[type[Fault], ...] = (
+    CutFromEtcd,
+    Mute,
+    Deaf,
+    Lossy,
+    IsolateNode,
+    IsolateMember,
+    FreezeNode,
+    StopSupervisorAndKeeper,
+    KillSupervisorAndKeeper,
+    StopStandby,
+    *(kind for kind in demo.KINDS if kind is not demo.NoFault),
+)
+NAMES = {kind.name: kind for kind in KINDS}
+
+
+def thaw(group: Group) -> None:
+    fd = os.open("cgroup.freeze", os.O_WRONLY | os.O_CLOEXEC, dir_fd=group.fd)
+    try:
+        os.write(fd, b"0")
+    finally:
+        os.close(fd)
+
+
+def _group_of(stage: Stage, name: str) -> Group:
+    group = stage.cluster.nodes[name].group
+    if group is None:
+        raise FaultError("needs a writable cgroup2 mount (root)")
+    return Group.open(group)
+
+
+def _chaos(stage: Stage) -> ChaosCluster:
+    assert isinstance(stage.cluster, ChaosCluster)
+    return stage.cluster

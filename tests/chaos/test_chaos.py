@@ -1,0 +1,99 @@
+"""The short form of `make chaos`: the most telling faults, each once, on real etcd with real cuts."""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from supervisor.cgroup import mount_point
+from tests.acceptance.test_demo import slot
+from tests.chaos.bed import CACHE
+from tests.chaos.faults import Excuse
+from tests.chaos.many import play
+from tests.chaos.oracle import Interval, overlaps, tokens_rise
+
+__all__ = ["slot"]  # a fixture: not more than two clusters at a time
+
+pytestmark = pytest.mark.timeout(400)
+ONE = Interval("n1", 5, 10.0, 20.0)
+
+
+def missing() -> str:
+    """What this machine lacks for a real cut; empty: nothing."""
+    if os.geteuid() != 0 or mount_point() is None:
+        return "root and a writable cgroup2 mount"
+    with contextlib.suppress(OSError):
+        if shutil.which("unshare") and ((CACHE / "usr/sbin/nft").exists() or shutil.which("nft")):
+            return ""
+    return "unshare and nft (tools/install-containers.sh)"
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}")
+@pytest.mark.parametrize(
+    ("faults", "takeovers"),
+    [
+        ("cut-from-etcd", 1),
+        ("deaf", 1),
+        ("mute", 1),
+        ("isolate-node", 1),
+        ("isolate-member", 0),
+        ("stop-standby", 0),
+        ("freeze-node", 1),
+        ("stop-supervisor-and-keeper", 1),
+    ],
+)
+def test_a_fault_of_network_or_node_never_makes_two_and_services_run_again(faults: str, takeovers: int) -> None:
+    result, timeline = play(7, "--steps", "1", "--faults", faults, "--lasts", "1.6")
+    assert result["ok"], (result, timeline)
+    assert len(result["takeovers"]) == takeovers, (result, timeline)
+    assert all(takeover["detected_s"] >= 6.0 for takeover in result["takeovers"])
+    if not takeovers:
+        assert result["gap_s"] == 0
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}")
+def test_a_random_sequence_of_faults_alone_and_in_pairs_never_makes_two() -> None:
+    result, timeline = play(20261201, "--steps", "3")
+    assert result["ok"], (result, timeline)
+
+
+# --- the oracle
+
+
+def test_an_overlap_of_a_millisecond_is_found_and_touching_is_none() -> None:
+    assert overlaps([ONE, Interval("n2", 6, 20.0, 30.0)], []) == {}
+    found = overlaps([ONE, Interval("n2", 6, 19.999, 30.0)], [])
+    assert list(found) == [""]
+    assert found[""] == pytest.approx(0.001)
+
+
+def test_overlaps_on_one_node_are_none_and_each_pair_of_nodes_counts() -> None:
+    assert overlaps([ONE, Interval("n1", 6, 12.0, 30.0)], []) == {}
+    assert overlaps([ONE, Interval("n2", 6, 12.0, 13.0), Interval("n3", 7, 12.0, 13.0)], []) == {"": 3.0}
+
+
+def test_a_frozen_node_does_nothing_and_what_it_does_after_the_thaw_counts_by_itself() -> None:
+    frozen, thawed = Excuse("frozen", "n1", 12.0, 19.0), Excuse("thawed", "n1", 19.0, 20.0)
+    assert overlaps([ONE, Interval("n2", 6, 13.0, 18.0)], [frozen]) == {}
+    assert overlaps([ONE, Interval("n2", 6, 13.0, 19.5)], [frozen, thawed]) == {"thawed": 0.5}
+    assert overlaps([ONE, Interval("n2", 6, 11.0, 19.5)], [frozen]) == {"": 1.5}
+
+
+def test_an_excuse_covers_its_own_node_and_time_alone() -> None:
+    excuse = Excuse("both-stopped", "n1", 12.0, 18.0)
+    assert overlaps([ONE, Interval("n2", 6, 13.0, 17.0)], [excuse]) == {"both-stopped": 4.0}
+    assert overlaps([ONE, Interval("n2", 6, 13.0, 19.0)], [excuse]) == {"": 6.0}
+    assert overlaps([Interval("n3", 5, 10.0, 20.0), Interval("n2", 6, 13.0, 17.0)], [excuse]) == {"": 4.0}
+
+
+def test_tokens_that_fall_or_belong_to_two_nodes_are_found() -> None:
+    later = Interval("n2", 6, 21.0, 22.0)
+    assert tokens_rise([later, ONE])
+    assert not tokens_rise([ONE, Interval("n2", 4, 21.0, 22.0)])
+    assert not tokens_rise([ONE, Interval("n2", 5, 21.0, 22.0)])
+
+
+def test_everything_that_a_run_needs_from_the_project_is_there() -> None:
+    assert (Path(__file__).parents[2] / "tools/install-containers.sh").read_text().count("nftables") == 1
