@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ import pytest
 from supervisor import proc
 from supervisor.cgroup import mount_point
 from supervisor.demo.etcd_cluster import EtcdCluster
-from supervisor.gpu.simulated import set_state
+from supervisor.gpu.simulated import SimulatedDriver, set_persistenced, set_state
 from tests.bed.freezable import fsfreeze
 from tests.bed.keeper import PATIENCE
-from tests.bed.nodes import LONG_TTL, TTL, Make, free_port, gone
+from tests.bed.nodes import LONG_TTL, TTL, Make, NodeBed, free_port, gone
 
 SLEEPER = ("sleep", "1000")
 
@@ -174,6 +175,40 @@ def test_a_foreign_process_on_the_gpu_fails_the_take_over_and_the_next_node_goes
         assert f"GPU 0 is in use by {os.getpid()}: end" in status["unfit_because"][0]
         other.start().until_leading()
         assert node.service_pids() == []
+
+
+def _no_reset(node: NodeBed) -> None:
+    set_state(node.folder / "gpu", 0, verdict="reset-required", reset_refused="not supported")
+
+
+def _no_daemon(node: NodeBed) -> None:
+    set_persistenced(node.folder / "gpu", startable=False)
+
+
+def _no_lock_file(node: NodeBed) -> None:
+    node.run.mkdir(exist_ok=True)
+    (node.run / "gpu-0.lock").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("step", "breaks"), [("reset", _no_reset), ("persistence", _no_daemon), ("lock-files", _no_lock_file)]
+)
+def test_a_take_over_that_fails_at_a_step_ends_in_good_order_and_the_next_node_goes(
+    make_node: Make, step: str, breaks: Callable[[NodeBed], None]
+) -> None:
+    """Rule 13. The other node would wait 90 s if it were not for the orderly end."""
+    node, other = make_node("n1", ttl=LONG_TTL).after_an_orderly_end(), make_node("n2", ttl=LONG_TTL, priority=0)
+    for bed in (node, other):
+        bed.add_service("one", *SLEEPER)
+        SimulatedDriver(bed.folder / "gpu")
+    breaks(node)
+    other.start()
+    node.start()
+    other.until_leading()
+    found = node.until(lambda: found if (found := node.status()) and found["role"] == "unfit" else None)
+    assert f"the take-over failed at step {step}: " in str(found["unfit_because"])
+    assert node.service_pids() == []
+    assert found["term"] is None
 
 
 def test_a_lost_gpu_makes_the_node_unfit_and_a_standby_takes_over(make_node: Make) -> None:
