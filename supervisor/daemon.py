@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 import sys
@@ -17,6 +18,7 @@ from supervisor.api.unix import API_SOCKET, listen_at
 from supervisor.config.schema import Config
 from supervisor.gpu.simulated import SimulatedDriver
 from supervisor.node import Node
+from supervisor.notify import heartbeat, notify, ready
 from supervisor.run_folder import FolderError, RunFolder
 
 log = structlog.get_logger()
@@ -56,14 +58,30 @@ async def _live(config: Config) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stop, f"got {number.name}")
+    told = asyncio.create_task(_tell_systemd(node))
     try:
         return await node.run()
     finally:
+        told.cancel()
+        notify("STOPPING=1")
         for listener in listeners:
             listener.close()
         await web_runner.cleanup()
         (config.paths.run / API_SOCKET).unlink(missing_ok=True)
         folder.close()
+
+
+async def _tell_systemd(node: Node) -> None:
+    """systemd's watchdog of the unit (WatchdogSec, sd_watchdog_enabled(3)): a supervisor that hangs is started anew. A
+    part that shows no life counts as a hang, as it does for the lease (rule 4)."""
+    ready(f"{node.config.node} is up")
+    text = os.environ.get("WATCHDOG_USEC", "")
+    if not text.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return
+    while True:
+        if node.alive(node.clock.now()):
+            heartbeat()
+        await asyncio.sleep(int(text) / 2e6)
 
 
 async def _listen(config: Config, web_runner: web.AppRunner) -> list[asyncio.Server]:
