@@ -140,11 +140,14 @@ class EtcdCluster:
             self._start(member)
         self.wait_healthy()
 
-    def start_other(self, member: int) -> None:
-        """In the place of one that was removed from the member list: another one, empty, on ports of its own."""
+    def move(self, member: int) -> str:
+        """Gives a member that was killed an empty folder and other ports; its new address for the others."""
         shutil.rmtree(self.folder / f"m{member}")
         self._ports[member] = free_ports(1)[0]
-        self.etcdctl("member", "add", f"m{member}", f"--peer-urls=http://127.0.0.1:{self._ports[member][1]}")
+        return f"http://127.0.0.1:{self._ports[member][1]}"
+
+    def join(self, member: int) -> None:
+        """Start one that the others know already by `etcdctl member add`; back when the whole cluster is healthy."""
         self._start(member, "--initial-cluster-state=existing")
         self.wait_healthy()
 

@@ -1,7 +1,7 @@
 """Real etcd for tests. See `supervisor.demo.etcd_cluster`, which the demo uses too."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -33,14 +33,23 @@ def replace_member(cluster: EtcdCluster, member: int) -> None:
     """Removes it from the member list, and adds another one with other ports, which is then the one of this number."""
     (line,) = (line for line in cluster.etcdctl("member", "list").splitlines() if f", m{member}, " in line)
     removed = line.partition(",")[0]
+    _insist(cluster, "remove", removed, until=lambda listed: removed not in listed)
+    cluster.kill(member)
+    address = cluster.move(member)
+    _insist(cluster, "add", f"m{member}", f"--peer-urls={address}", until=lambda listed: address in listed)
+    cluster.join(member)
+
+
+def _insist(cluster: EtcdCluster, *change: str, until: Callable[[str], bool]) -> None:
+    """etcd refuses until its members have seen each other for 5 s (--strict-reconfig-check); one that is removed may
+    go before it has answered."""
     deadline = time.monotonic() + PATIENCE
-    while True:  # etcd refuses until its members have seen each other for 5 s (--strict-reconfig-check)
+    while True:
         try:
-            cluster.etcdctl("member", "remove", removed)
-            break
-        except EtcdClusterError as error:
-            if "unhealthy cluster" not in str(error) or time.monotonic() > deadline:
+            if until(cluster.etcdctl("member", "list")):
+                return
+            cluster.etcdctl("member", *change)
+        except EtcdClusterError:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
-    cluster.kill(member)
-    cluster.start_other(member)

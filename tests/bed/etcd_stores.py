@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -18,6 +19,7 @@ from tests.bed.keeper import PATIENCE
 
 CLOCK = BootClock()
 NOTHING = Access()
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -42,6 +44,31 @@ async def server(handler: Handler) -> AsyncIterator[str]:
     app.router.add_post("/{path:.*}", handler)
     async with TestServer(app) as running:
         yield str(running.make_url("")).rstrip("/")
+
+
+@asynccontextmanager
+async def raw_server(answer: Answer, context: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Reads the head of each request, and answers with whatever `answer` writes, HTTP or not; its host and port."""
+    serving: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+                await answer(writer)
+            finally:
+                writer.close()
+                await writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.create_task(serve(reader, writer)))
+
+    listener = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    async with listener:
+        yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
 
 
 async def passed_through(request: web.Request, to: str) -> web.StreamResponse:

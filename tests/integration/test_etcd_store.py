@@ -1,10 +1,9 @@
 """What only a store on the network must stand: members that are gone, stopped, cut off, or are not etcd at all."""
 
 import asyncio
-import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +14,7 @@ from election.store import ErrorClass, ModIs, Put, StoreError, Txn
 from election.stores.etcd_http import EtcdStore
 from supervisor.demo.etcd_cluster import EtcdCluster
 from tests.bed.etcd import etcd_cluster, replace_member
-from tests.bed.etcd_stores import CLOCK, in_order, put, server, soon, store_on, works_again
+from tests.bed.etcd_stores import CLOCK, Answer, in_order, put, raw_server, server, soon, store_on, works_again
 from tests.bed.etcd_users import as_user
 from tests.bed.keeper import PATIENCE
 from tests.bed.nodes import free_port
@@ -169,24 +168,6 @@ async def test_a_read_leaves_nonsense_for_the_next_endpoint_within_its_deadline(
         assert (await store.read([root], deadline=soon())).entries == ()
 
 
-Bytes = Callable[[asyncio.StreamWriter], Awaitable[None]]
-
-
-@asynccontextmanager
-async def raw_server(answer: Bytes) -> AsyncIterator[str]:
-    """Reads the head of a request, and answers it with what is not even HTTP, or never ends."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            await answer(writer)
-        writer.close()
-
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with listener:
-        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-
-
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
@@ -225,9 +206,10 @@ async def no_http(writer: asyncio.StreamWriter) -> None:
     ],
 )
 async def test_an_answer_that_never_ends_or_breaks_off_is_transient_and_may_have_been_applied(
-    root: str, tmp_path: Path, answer: Bytes, said: str
+    root: str, tmp_path: Path, answer: Answer, said: str
 ) -> None:
-    async with raw_server(answer) as endpoint:
+    async with raw_server(answer) as at:
+        endpoint = f"http://{at}"
         async with store_on(endpoint) as store:
             with pytest.raises(StoreError, match=said) as caught:
                 await put(store, root + "a", deadline=soon(0.5 if answer is drip else PATIENCE))

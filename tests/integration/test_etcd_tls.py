@@ -16,7 +16,7 @@ from election.stores.etcd_access import Access, AccessError, Certificates, priva
 from supervisor.demo.etcd_cluster import ClientTls, EtcdCluster
 from tests.bed.certificates import Authority, member_arguments
 from tests.bed.etcd import etcd_cluster
-from tests.bed.etcd_stores import put, soon, store_on
+from tests.bed.etcd_stores import put, raw_server, soon, store_on
 from tests.bed.etcd_users import password_file, with_users
 from tests.bed.nodes import LONG_TTL, Make
 
@@ -112,12 +112,11 @@ async def tls_server(files: ClientTls) -> AsyncIterator[str]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.cert, files.key)
 
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
+    async def hang_up(_: asyncio.StreamWriter) -> None:
+        pass
 
-    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=context)
-    async with listener:
-        yield f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with raw_server(hang_up, context) as at:
+        yield f"https://{at}"
 
 
 async def test_the_wrong_scheme_is_told_as_such(tls_etcd: EtcdCluster, ours: ClientTls, etcd: EtcdCluster) -> None:
