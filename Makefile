@@ -33,9 +33,9 @@ chaos: .venv/.dev ## random faults on three nodes and a real etcd, from fresh se
 	@tools/install-containers.sh & tools/install-etcd.sh; etcd=$$?; wait $$! && exit $$etcd
 	$(BIN)/python -m tests.chaos.many --runs $(or $(RUNS),60) $(if $(SEED),--seed $(SEED))
 
-bench: .venv/.dev ## the numbers of docs/benchmarks.md
+bench: .venv/.dev ## the numbers of docs/benchmarks.md; all take more than an hour, ONLY="adoption lock_run" minutes
 	@tools/install-etcd.sh
-	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.run $(ONLY)
 
 clean: ## remove what these targets made
 	rm -rf .venv .cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

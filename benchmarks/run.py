@@ -1,7 +1,8 @@
-"""Run every benchmark and write docs/benchmarks.md: machine, load, and each figure with the command that made it.
+"""Run benchmarks and write docs/benchmarks.md: machine, load, and each figure with the command that made it.
 
-    python -m benchmarks.run
+    python -m benchmarks.run [NAME...]
 
+With names only those are run, and the other sections stay as they are; `faults` takes about an hour by itself.
 A benchmark is a module beside this one with a `main`: its docstring begins with one sentence on what it measures, and
 it prints Markdown on stdout.
 """
@@ -31,8 +32,6 @@ def machine() -> list[str]:
         f"- CPU: {os.cpu_count()} × {_field('/proc/cpuinfo', 'model name')}",
         f"- memory: {int(_field('/proc/meminfo', 'MemTotal').split()[0]) / 2**20:.1f} GiB",
         f"- kernel {platform.release()}, Python {platform.python_version()}, etcd {_etcd_version()}",
-        f"- load before the first benchmark: {' '.join(f'{load:.2f}' for load in os.getloadavg())}",
-        f"- date: {datetime.now(UTC):%Y-%m-%d}",
     ]
 
 
@@ -44,18 +43,29 @@ def benchmarks() -> list[str]:
 def section(name: str) -> str:
     """Run one benchmark; raises CalledProcessError where it fails."""
     command = ["python", "-m", f"benchmarks.{name}"]
+    load = " ".join(f"{load:.2f}" for load in os.getloadavg())
     print(f"== {' '.join(command)}", file=sys.stderr, flush=True)
     done = subprocess.run(
         [sys.executable, *command[1:]], cwd=HERE.parent, stdout=subprocess.PIPE, check=True, text=True
     )
     first = (ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text())) or name).split("\n\n")[0]
     title = " ".join(first.split())
-    return f"## {name}\n\n{title}\n\n`{' '.join(command)}`\n\n{done.stdout.strip()}\n"
+    when = f"`{' '.join(command)}`, {datetime.now(UTC):%Y-%m-%d}, load before it {load}"
+    return f"## {name}\n\n{title}\n\n{when}\n\n{done.stdout.strip()}\n"
+
+
+def written() -> dict[str, str]:
+    """The sections of the last report, by name."""
+    text = RESULT.read_text() if RESULT.exists() else ""
+    return {part.split("\n", 1)[0]: f"## {part.rstrip()}\n" for part in text.split("\n## ")[1:]}
 
 
 def main() -> None:
-    parts = [INTRODUCTION, "\n".join(machine()) + "\n"]
-    parts += [section(name) for name in benchmarks()]
+    wanted = sys.argv[1:] or benchmarks()
+    if unknown := set(wanted) - set(benchmarks()):
+        sys.exit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(benchmarks())}")
+    sections = written() | {name: section(name) for name in wanted}
+    parts = [INTRODUCTION, "\n".join(machine()) + "\n", *(sections[name] for name in sorted(sections))]
     RESULT.write_text("\n".join(parts))
     print(f"written: {RESULT}", file=sys.stderr)
 
