@@ -151,12 +151,11 @@ def play() -> None:
             stamps = {number: lock.stamps(number) for number in range(MEMBERS)}
         finally:
             lock.end()
-    before = max(at for at in stamps[node] if at <= began)
     others = [[at for at in stamps[number] if at > began] for number in range(MEMBERS) if number != node]
     firsts = [min(later) for later in others if later]
     both = overlap(stamps)
     lives = stamps[node][-1] > began + 3 * ttl - 1.0
-    took = min(firsts) - before if firsts else None
+    took = min(firsts) - began if firsts else None
     print(json.dumps({"took": took, "overlap_s": both, "for_ever": bool(firsts) and lives and both > ttl}))
 
 

@@ -88,7 +88,9 @@ class Lossy(_Cut):
 
 class IsolateNode(_Cut):
     name = "isolate-node"
-    proves = "The holder's machine is cut off together with its member of etcd, which has no quorum then."
+    proves = (
+        "The holder reaches its own member of etcd alone, and no other member reaches that one: it answers no read."
+    )
     takeovers = 1
 
     def matches(self, node: int) -> tuple[str, ...]:
@@ -99,7 +101,7 @@ class IsolateNode(_Cut):
 
 class IsolateMember(_Cut):
     name = "isolate-member"
-    proves = "The member of etcd on the holder's machine loses the others: the holder goes on with another one."
+    proves = "No member of etcd reaches the one on the holder's machine: the holder goes on with another one."
 
     def matches(self, node: int) -> tuple[str, ...]:
         return bed.to_member(node), bed.from_member(node)
@@ -180,6 +182,18 @@ KINDS: tuple[type[Fault], ...] = (
     *(kind for kind in demo.KINDS if kind is not demo.NoFault),
 )
 NAMES = {kind.name: kind for kind in KINDS}
+
+
+SUPERVISOR = {kind.name for kind in (demo.KillSupervisor, demo.StopSupervisor)}
+KEEPER = {kind.name for kind in (demo.KillKeeper, demo.StopKeeper)}
+ALONE = {kind.name for kind in (FreezeNode, StopSupervisorAndKeeper)}
+"""Nothing can be started in a frozen cgroup, and what is not promised is measured by itself."""
+
+
+def go_together(one: str, other: str) -> bool:
+    """May both be played at once? Supervisor and keeper of one node disabled is a fault of its own."""
+    both = {one, other}
+    return not both & ALONE and not (both & SUPERVISOR and both & KEEPER)
 
 
 def thaw(group: Group) -> None:

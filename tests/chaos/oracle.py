@@ -55,6 +55,27 @@ def _excuses(excuse: Excuse, one: Interval, other: Interval, begin: float, end: 
     return excuse.node in (one.node, other.node) and excuse.begin <= begin and end <= excuse.end
 
 
+def out_of_bounds(total: dict[str, float], excuses: Sequence[Excuse]) -> list[str]:
+    """An exception excuses no more than its own time."""
+    found = []
+    for kind, seconds in total.items():
+        longest = sum(excuse.end - excuse.begin for excuse in excuses if excuse.kind == kind)
+        if kind and seconds > longest:
+            found.append(f"{kind}: {seconds:.3f} s of overlap in {longest:.3f} s")
+    return found
+
+
+def moved(found: Iterable[Interval], begun: Iterable[float]) -> list[float | None]:
+    """For each fault: seconds until the first process of another node than the one that had some then."""
+    ordered = sorted(found, key=lambda interval: interval.first)
+    took: list[float | None] = []
+    for at in begun:
+        before = [interval.node for interval in ordered if interval.first <= at]
+        later = (i.first - at for i in ordered if i.first > at and before and i.node != before[-1])
+        took.append(next((round(seconds, 3) for seconds in later), None))
+    return took
+
+
 def tokens_rise(found: Iterable[Interval]) -> bool:
     """A later first process never has a lower token than an earlier one, and no two nodes share one."""
     ordered = sorted(found, key=lambda interval: interval.first)

@@ -21,7 +21,7 @@ from supervisor.demo.faults import Fault, FaultError, Stage
 from supervisor.demo.watch import Event, Watcher
 from tests.chaos import oracle
 from tests.chaos.bed import ChaosCluster
-from tests.chaos.faults import NAMES, ChaosFault, Excuse
+from tests.chaos.faults import NAMES, ChaosFault, Excuse, go_together
 
 START = 30.0
 """Seconds, besides two TTLs, until all services run somewhere, at the start and after each fault."""
@@ -42,6 +42,10 @@ class Run:
     faults: list[str] = field(default_factory=list)
     excuses: list[Excuse] = field(default_factory=list)
     trouble: str | None = None
+    begun: list[float] = field(default_factory=list)
+    """When each step's first fault was injected (boot-time seconds)."""
+    not_done: list[str] = field(default_factory=list)
+    """Faults that had nothing to break, since the one before had broken it already."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -80,10 +84,11 @@ async def _step(run: Run, watcher: Watcher, names: list[str]) -> None:
     if holder is None:
         await _settled(run, watcher, "between two faults")
         return
-    chosen = [NAMES[name]() for name in run.random.sample(names, 1 if len(names) == 1 else run.random.randint(1, 2))]
+    chosen = [NAMES[name]() for name in _choose(run, names)]
     stage = Stage(watcher.cluster, watcher, holder)
     run.faults.append("+".join(fault.name for fault in chosen))
     begun: list[Fault] = []
+    run.begun.append(boot_time())
     try:
         for fault in chosen:
             run.say(f"FAULT {fault.name} on {holder}")
@@ -92,11 +97,18 @@ async def _step(run: Run, watcher: Watcher, names: list[str]) -> None:
             await asyncio.sleep(run.random.random() * 0.5)
         await asyncio.sleep(_lasts(run, chosen))
     except (FaultError, StoreError, OSError, RuntimeError, KeyError) as error:
-        run.say(f"could not be done: {error}")  # the fault before it may have taken its object away
+        run.not_done.append(f"{begun[-1].name}: {error}")
+        run.say(f"could not be done: {error}")
     finally:
         for fault in reversed(begun):
             await _heal(run, fault, stage)
     await _settled(run, watcher, f"after {run.faults[-1]}")
+
+
+def _choose(run: Run, names: list[str]) -> list[str]:
+    """One, or two that go together."""
+    first, *second = run.random.sample(names, min(len(names), run.random.randint(1, 2)))
+    return [first, *(name for name in second if go_together(first, name))]
 
 
 async def _heal(run: Run, fault: Fault, stage: Stage) -> None:
@@ -123,12 +135,13 @@ def _lasts(run: Run, chosen: list[Fault]) -> float:
 
 def _result(run: Run, watcher: Watcher, observed: dict[str, Any]) -> dict[str, Any]:
     found = oracle.intervals(observed)
-    overlaps = oracle.overlaps(found, run.excuses)
+    overlaps = oracle.overlaps(found, run.excuses) if run.excuses else {"": observed["overlap_s"]}
     rise = oracle.tokens_rise(found)
     thawed = overlaps.get("thawed", 0.0)
     why = [run.trouble] if run.trouble else []
     why += ["two nodes had service processes at once"] if overlaps.get("") else []
     why += ["tokens did not rise"] if not rise else []
+    why += oracle.out_of_bounds(overlaps, run.excuses)
     why += [f"the services of a thawed node ran on for {thawed:.3f} s"] if thawed > THAW else []
     takeovers = [
         {"from": old.node, "to": new.node, "token": new.token, "detected_s": round(new.since - old.renewed_at, 3)}
@@ -142,6 +155,8 @@ def _result(run: Run, watcher: Watcher, observed: dict[str, Any]) -> dict[str, A
         "overlap_s": round(overlaps.get("", 0.0), 3),
         "excused_s": {kind: round(seconds, 3) for kind, seconds in overlaps.items() if kind},
         "gap_s": observed["gap_s"],
+        "not_done": run.not_done,
+        "moved_s": oracle.moved(found, run.begun),
         "late": len(observed["late"]),
         "ok": not why,
         "why": why,
