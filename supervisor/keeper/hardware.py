@@ -5,10 +5,15 @@ after `deadline + after - timeout`: so it strikes at `deadline + after`, which i
 node may claim, or earlier where nothing pets it any more. Once nothing of the term is left it is disarmed by the magic
 close. A keeper that was killed leaves it running, and the next one goes on. Constants are of linux/watchdog.h; see the
 kernel's Documentation/watchdog/watchdog-api.rst.
+
+To open such a device starts it, so what cannot be stopped again must not even be tried: under `nowayout` the kernel
+takes the magic close and goes on counting (watchdog_stop in watchdog_dev.c), and only sysfs tells of it beforehand.
 """
 
+import errno
 import fcntl
 import os
+import stat
 import struct
 from typing import NamedTuple
 
@@ -17,6 +22,8 @@ SETTIMEOUT, GETTIMEOUT = 0xC0045706, 0x80045707
 _INFO = struct.Struct("II32s")
 """struct watchdog_info: options, firmware version, identity."""
 CAN_SET_TIMEOUT, MAGIC_CLOSE = 0x0080, 0x0100
+_MISC = (10, 130)
+"""/dev/watchdog (WATCHDOG_MINOR of linux/miscdevice.h): another name of /dev/watchdog0."""
 _FINAL_NS = 50_000_000
 """Between the final pet and the last moment for one: as late as the keeper's loop may be without harm."""
 
@@ -54,21 +61,20 @@ class Hardware:
     def _open(self) -> None:
         path, wanted = self.device.path, self.device.timeout_s
         try:
+            _check_stoppable(path)
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
-            used = ": something else uses it, say RuntimeWatchdogSec of systemd" if error.errno == 16 else ""
-            raise OSError(f"hardware watchdog {path}: {error.strerror}{used}") from None
+            used = ": something else uses it, say RuntimeWatchdogSec of systemd" if error.errno == errno.EBUSY else ""
+            raise OSError(f"hardware watchdog {path}: {error.strerror or error}{used}") from None
         try:
             options, _, _ = _INFO.unpack(fcntl.ioctl(fd, GETSUPPORT, bytes(_INFO.size)))
             granted = self._set_timeout(fd, wanted) if options & CAN_SET_TIMEOUT else 0
         except OSError as error:
             _close(fd)
-            raise OSError(f"hardware watchdog {path}: not a watchdog device ({error.strerror})") from None
+            raise OSError(f"hardware watchdog {path}: it takes no timeout ({error.strerror})") from None
         if not options & MAGIC_CLOSE:
             _close(fd)
-            raise OSError(
-                f"hardware watchdog {path}: it cannot be stopped once it runs (nowayout), so it is of no use here"
-            )
+            raise OSError(f"hardware watchdog {path}: it stops when the keeper is killed (it knows no magic close)")
         if granted != wanted:
             _close(fd)
             raise OSError(f"hardware watchdog {path}: asked for a timeout of {wanted} s, it takes {granted or 'none'}")
@@ -105,8 +111,24 @@ class Hardware:
             _close(fd)
 
 
+def _check_stoppable(path: str) -> None:
+    """Raises OSError unless it is a watchdog that can be stopped. Nothing is opened but sysfs."""
+    found = os.stat(path)
+    number = (os.major(found.st_rdev), os.minor(found.st_rdev))
+    if not stat.S_ISCHR(found.st_mode):
+        raise OSError("it is not a device")
+    folder = "/sys/class/watchdog/watchdog0" if number == _MISC else "/sys/dev/char/{}:{}".format(*number)
+    try:
+        with open(f"{folder}/nowayout") as file:
+            text = file.read().strip()
+    except OSError as error:
+        raise OSError(f"not a watchdog, or one that tells nothing ({folder}/nowayout: {error.strerror})") from None
+    if text != "0":
+        raise OSError("it cannot be stopped once it runs (nowayout), so it is of no use here")
+
+
 def _close(fd: int) -> None:
-    """The magic close stops it."""
+    """Of a watchdog, and of nothing else: the magic close stops it."""
     try:
         os.write(fd, b"V")
     finally:

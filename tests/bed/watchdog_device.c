@@ -1,6 +1,7 @@
-/* Stand-in for /dev/watchdog at the boundary of libc (LD_PRELOAD): the device is the file $WATCHDOG_FILE. It knows the
- * calls of linux/watchdog.h that gpuward makes and refuses all others. Each call is a line in the file:
- * "<CLOCK_BOOTTIME ns> open | timeout N | pet | magic | close". $WATCHDOG_OPTIONS: the options it says it has. */
+/* Stand-in for /dev/watchdog at the boundary of libc (LD_PRELOAD): the device is the node $WATCHDOG_DEVICE. It knows the
+ * calls of linux/watchdog.h that gpuward makes and refuses all others. Each call is a line in the file $WATCHDOG_LOG:
+ * "<CLOCK_BOOTTIME ns> open | timeout N | pet | magic | close". $WATCHDOG_OPTIONS: the options it says it has.
+ * $WATCHDOG_SYSFS: the path in sysfs that tells of nowayout; $WATCHDOG_NOWAYOUT: the file that is read in its place. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -14,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int device = -1, timeout = 60;
+static int device = -1, journal = -1, timeout = 60;
 
 static void tell(const char *what, int number) {
     struct timespec now;
@@ -24,11 +25,11 @@ static void tell(const char *what, int number) {
     clock_gettime(CLOCK_BOOTTIME, &now);
     int size = snprintf(line, sizeof line, "%lld%09ld %s", (long long)now.tv_sec, now.tv_nsec, what);
     size += number < 0 ? snprintf(line + size, 2, "\n") : snprintf(line + size, 16, " %d\n", number);
-    write_(device, line, size);
+    write_(journal, line, size);
 }
 
 static int opened(const char *path, int fd) {
-    const char *ours = getenv("WATCHDOG_FILE");
+    const char *ours = getenv("WATCHDOG_DEVICE");
     if (fd < 0 || !ours || strcmp(path, ours)) return fd;
     if (flock(fd, LOCK_EX | LOCK_NB)) {
         int (*close_)(int) = dlsym(RTLD_NEXT, "close");
@@ -36,6 +37,8 @@ static int opened(const char *path, int fd) {
         errno = EBUSY;
         return -1;
     }
+    int (*open_)(const char *, int, ...) = dlsym(RTLD_NEXT, "open");
+    if (journal < 0) journal = open_(getenv("WATCHDOG_LOG"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     device = fd;
     tell("open", -1);
     return fd;
@@ -48,8 +51,8 @@ static int opened(const char *path, int fd) {
         int mode = flags & O_CREAT ? va_arg(rest, int) : 0;                     \
         va_end(rest);                                                           \
         int (*open_)(const char *, int, ...) = dlsym(RTLD_NEXT, #name);         \
-        const char *ours = getenv("WATCHDOG_FILE");                             \
-        if (ours && !strcmp(path, ours)) flags |= O_APPEND;                     \
+        const char *sysfs = getenv("WATCHDOG_SYSFS");                           \
+        if (sysfs && !strcmp(path, sysfs)) path = getenv("WATCHDOG_NOWAYOUT");  \
         return opened(path, open_(path, flags, mode));                          \
     }
 OPEN(open)

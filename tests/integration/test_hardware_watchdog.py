@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import signal
+import stat
 import subprocess
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -16,13 +17,15 @@ from hypothesis import strategies as st
 from election.clock import boot_time
 from supervisor.keeper import client
 from supervisor.keeper.client import KeeperGone, KeeperRefused
-from supervisor.keeper.hardware import CAN_SET_TIMEOUT, MAGIC_CLOSE, Device, due, last_pet
+from supervisor.keeper.hardware import CAN_SET_TIMEOUT, MAGIC_CLOSE, Device, Hardware, due, last_pet
 from tests.bed.keeper import Bed, bed_around, soon, until
 from tests.bed.nodes import LONG_TTL, Make
 
 SOURCE = Path(__file__).parents[1] / "bed" / "watchdog_device.c"
 SECOND = 10**9
 ABLE = CAN_SET_TIMEOUT | MAGIC_CLOSE
+NULL = os.makedev(1, 3)
+"""A device that is there on each machine."""
 
 
 class Call(NamedTuple):
@@ -34,14 +37,20 @@ class StandIn:
     """The device, and keepers that see it."""
 
     def __init__(self, run: Path, cgroup: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.run, self.cgroup, self.file = run, cgroup, run / "watchdog"
-        self.file.touch()
+        self.run, self.cgroup = run, cgroup
+        self.node, self.log, self.nowayout = run / "watchdog", run / "watchdog.log", run / "nowayout"
+        try:
+            os.mknod(self.node, stat.S_IFCHR | 0o600, NULL)
+        except PermissionError:
+            pytest.skip("needs the right to make a device node")
+        self.nowayout.write_text("0\n")
         self._plain = client._environment()
         self._library, self._patch = library, monkeypatch
         self.options = ABLE
 
     def calls(self) -> list[Call]:
-        lines = [line.split(" ", 1) for line in self.file.read_text().splitlines()]
+        text = self.log.read_text() if self.log.exists() else ""
+        lines = [line.split(" ", 1) for line in text.splitlines()]
         return [Call(int(at), what) for at, what in lines]
 
     def said(self) -> list[str]:
@@ -51,11 +60,14 @@ class StandIn:
     async def spawn(self, timeout_s: int = 2, mode: str = "required") -> client.KeeperClient:
         ours = {
             "LD_PRELOAD": str(self._library),
-            "WATCHDOG_FILE": str(self.file),
+            "WATCHDOG_DEVICE": str(self.node),
+            "WATCHDOG_LOG": str(self.log),
             "WATCHDOG_OPTIONS": hex(self.options),
+            "WATCHDOG_SYSFS": f"/sys/dev/char/{os.major(NULL)}:{os.minor(NULL)}/nowayout",
+            "WATCHDOG_NOWAYOUT": str(self.nowayout),
         }
         self._patch.setattr(client, "_environment", lambda: self._plain | ours)
-        spec = f"{self.file},{timeout_s},{SECOND},{mode}"
+        spec = f"{self.node},{timeout_s},{SECOND},{mode}"
         return await client.spawn(self.run, self.cgroup, None, deadline=soon(), hardware=spec)
 
     def keeper(self, timeout_s: int = 2, mode: str = "required") -> AbstractAsyncContextManager[Bed]:
@@ -88,7 +100,7 @@ async def test_it_runs_exactly_while_a_term_is_armed_and_is_petted_four_times_in
     async with device.keeper() as keeper:
         assert device.said() == LOOKED_AT  # at the start: will it do?
         hello = await keeper.call("hello")
-        assert hello["hardware"] == {"device": str(device.file), "timeout_s": 2, "error": None}
+        assert hello["hardware"] == {"device": str(device.node), "timeout_s": 2, "error": None}
         await keeper.call("arm", token=1, deadline_ns=deadline_in(600))
         await until(lambda: sum(call.what == "pet" for call in device.calls()) > 6, "pets")
         pets = [call.at_ns for call in device.calls() if call.what == "pet"]
@@ -142,7 +154,7 @@ async def test_the_keeper_that_takes_the_place_of_a_killed_one_goes_on_petting(d
 @pytest.mark.parametrize(
     ("options", "timeout_s", "why"),
     [
-        (CAN_SET_TIMEOUT, 2, "nowayout"),
+        (CAN_SET_TIMEOUT, 2, "stops when the keeper is killed"),
         (ABLE, 90, "asked for a timeout of 90 s, it takes 60"),
         (MAGIC_CLOSE, 2, "none"),
     ],
@@ -160,9 +172,39 @@ async def test_a_device_that_will_not_do_is_refused_where_it_is_required_and_gon
         assert "pet" not in device.said()
 
 
+@pytest.mark.parametrize("text", ["1\n", "", None])
+async def test_a_device_that_could_not_be_stopped_is_not_even_opened(device: StandIn, text: str | None) -> None:
+    if text is None:
+        device.nowayout.unlink()
+    else:
+        device.nowayout.write_text(text)
+    with pytest.raises(KeeperGone, match="nowayout"):
+        await device.spawn()
+    async with device.keeper(mode="automatic") as keeper:
+        assert "nowayout" in (await keeper.call("hello"))["hardware"]["error"]
+        await keeper.call("arm", token=1, deadline_ns=deadline_in(600))
+    assert device.calls() == []
+
+
+async def test_what_is_no_device_is_refused_and_stays_as_it_is(device: StandIn) -> None:
+    device.node.unlink()
+    device.node.write_text("precious")
+    with pytest.raises(KeeperGone, match="it is not a device"):
+        await device.spawn()
+    assert device.node.read_text() == "precious"
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/watchdog"])
+def test_the_real_sysfs_tells_what_is_no_watchdog(path: str) -> None:
+    if path == "/dev/watchdog" and os.path.exists(path):
+        pytest.skip("this machine has one, which is not for tests")
+    with pytest.raises(OSError, match=r"sys/dev/char/1:3/nowayout: No such|No such file"):
+        Hardware(Device(path, 2, SECOND))
+
+
 async def test_a_device_that_another_has_taken_meanwhile_keeps_a_term_from_being_armed(device: StandIn) -> None:
     async with device.keeper() as keeper:
-        with device.file.open("a") as other:
+        with device.node.open("a") as other:
             import fcntl
 
             fcntl.flock(other, fcntl.LOCK_EX)
