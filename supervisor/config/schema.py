@@ -7,11 +7,10 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from election.stores.etcd_access import Access
 from election.timing import CLOCK_ERROR, RISKY_TTL, SHORTEST_TTL, Timing, TimingError
 from supervisor.config import options
 from supervisor.config.accounts import Account, account, group_id
@@ -38,6 +37,9 @@ from supervisor.config.values import (
     host_and_port,
 )
 from supervisor.keeper.protocol import CONTROL_SOCKET
+
+if TYPE_CHECKING:
+    from election.stores.etcd_access import Access
 
 LONGEST_TTL = 86400
 """Seconds. A longer one is a typing error: nobody wants to wait a day for a take-over."""
@@ -122,8 +124,10 @@ class EtcdStore(Section):
         return value
 
     @property
-    def access(self) -> Access:
+    def access(self) -> "Access":
         """What the store needs of it."""
+        from election.stores.etcd_access import Access  # it needs ssl and structlog, which most commands do not
+
         return Access(self.ca_file, self.cert_file, self.key_file, self.user, self.password_file)
 
 

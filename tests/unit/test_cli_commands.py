@@ -26,6 +26,13 @@ def test_help_imports_nothing_that_is_slow() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_reading_the_configuration_imports_nothing_that_only_a_running_supervisor_needs() -> None:
+    heavy = ("ssl", "structlog", "rich", "aiohttp")
+    code = f"import sys, supervisor.config.loading; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("words", [["--version"], ["version"]])
 def test_the_version_is_a_command_and_an_option(words: list[str]) -> None:
     done = runner.invoke(app, words)
