@@ -57,13 +57,12 @@ async def _live(config: Config) -> int:
         return CANNOT_START
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, node.stop, f"got {number.name}")
+        loop.add_signal_handler(number, _stop, node, number)
     told = asyncio.create_task(_tell_systemd(node))
     try:
         return await node.run()
     finally:
         told.cancel()
-        notify("STOPPING=1")
         for listener in listeners:
             listener.close()
         await web_runner.cleanup()
@@ -71,17 +70,23 @@ async def _live(config: Config) -> int:
         folder.close()
 
 
+def _stop(node: Node, number: signal.Signals) -> None:
+    notify("STOPPING=1")
+    node.stop(f"got {number.name}")
+
+
 async def _tell_systemd(node: Node) -> None:
     """systemd's watchdog of the unit (WatchdogSec, sd_watchdog_enabled(3)): a supervisor that hangs is started anew. A
     part that shows no life counts as a hang, as it does for the lease (rule 4)."""
     ready(f"{node.config.node} is up")
     text = os.environ.get("WATCHDOG_USEC", "")
-    if not text.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+    interval = int(text) / 2e6 if text.isdecimal() else 0
+    if interval == 0 or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
     while True:
         if node.alive(node.clock.now()):
             heartbeat()
-        await asyncio.sleep(int(text) / 2e6)
+        await asyncio.sleep(interval)
 
 
 async def _listen(config: Config, web_runner: web.AppRunner) -> list[asyncio.Server]:

@@ -26,8 +26,11 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.so
 
 
 def test_systemd_hears_that_it_is_up_that_it_lives_and_that_it_goes(make_node: Make, heard: socket.socket) -> None:
-    node = make_node(ttl=LONG_TTL).start()
+    node = make_node(ttl=LONG_TTL).after_an_orderly_end()
+    node.add_service("deaf", "sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+    node.start()
     assert heard.recv(4096).startswith(b"READY=1\nSTATUS=n1 is up")
+    node.until_leading()
     assert heard.recv(4096) == b"WATCHDOG=1"
     assert heard.recv(4096) == b"WATCHDOG=1"
     node.signal(signal.SIGSTOP)
@@ -40,10 +43,11 @@ def test_systemd_hears_that_it_is_up_that_it_lives_and_that_it_goes(make_node: M
     heard.settimeout(PATIENCE)
     assert heard.recv(4096) == b"WATCHDOG=1"
     node.signal(signal.SIGTERM)
-    assert node.exit_code() == 0
     said = [heard.recv(4096)]
     while said[-1] != b"STOPPING=1":
         said.append(heard.recv(4096))
+    assert node.service_pids(), "it says so before it begins to stand down"
+    assert node.exit_code() == 0
 
 
 def test_a_watchdog_that_is_meant_for_another_process_is_not_answered(
