@@ -19,6 +19,7 @@ HOLD_BACK = 10.0
 TRIES = 3
 """Of a change that another one has overtaken."""
 
+Change = Callable[[SettingsRecord], SettingsRecord]
 Kind = Literal["unknown", "conflict", "precondition"]
 
 
@@ -108,16 +109,16 @@ class Requests:
                 return asked
         raise _overtaken()
 
-    async def change(self, change: Callable[[SettingsRecord], SettingsRecord], *, deadline: float) -> bool:
-        """Changes the settings; False where they were so already. Raises RefusedError."""
+    async def change(self, change: Change, *, deadline: float) -> tuple[bool, SettingsRecord]:
+        """Changes the settings: whether they were other ones before, and what they are now. Raises RefusedError."""
         for _ in range(TRIES):
             now = view(await self._store.read(self._keys.read, deadline=deadline), self._keys)
             wanted = change(now.settings)
             if wanted == now.settings:
-                return False
+                return False, wanted
             guard, put = ModIs(self._keys.settings, now.settings_mod), Put(self._keys.settings, wanted.to_json())
             if (await self._store.commit(Txn((guard,), (put,)), deadline=deadline)).succeeded:
-                return True
+                return True, wanted
         raise _overtaken()
 
 

@@ -13,17 +13,17 @@ stands against it, 412 the target cannot lead, 503 the store gives no answer.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from aiohttp import web
 from pydantic import Field
 
 from election import requests
 from election.record import LONGEST_REASON
-from election.requests import RefusedError, Requests
+from election.requests import Change, RefusedError, Requests
 from election.store import StoreError
 from supervisor.api.access import Body, body, check_peer, no_body, refusal
-from supervisor.api.status import operators_words, switchover_now
+from supervisor.api.status import settings_answer, switchover_now
 from supervisor.config.values import NodeName
 from supervisor.node import Node
 
@@ -118,12 +118,12 @@ class ClusterRoutes:
     def _check(self, request: web.Request) -> None:
         check_peer(request, self._node, ELSEWHERE)
 
-    async def _change(self, change: Any, message: str, already: str) -> web.Response:
-        changed = await self._answered(lambda deadline: self._requests.change(change, deadline=deadline))
+    async def _change(self, change: Change, message: str, already: str) -> web.Response:
+        changed, settings = await self._answered(lambda deadline: self._requests.change(change, deadline=deadline))
         if changed:
             self._node.note(f"an operator's word: {message}")
         answer = {"node": self._node.config.node, "changed": changed, "message": message if changed else already}
-        return web.json_response(answer | operators_words(self._node))
+        return web.json_response(answer | settings_answer(settings))
 
     async def _answered(self, call: Callable[[float], Awaitable[T]]) -> T:
         deadline = self._node.clock.now() + ANSWER

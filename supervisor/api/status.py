@@ -4,6 +4,7 @@ from typing import Any
 
 from election.candidate import barred
 from election.phases import Claiming, Ending, Fencing, Holding, Left, StandingBy
+from election.record import SettingsRecord
 from supervisor.node import Node
 from supervisor.service.states import State
 from supervisor.version import VERSION
@@ -39,12 +40,16 @@ def status(node: Node) -> dict[str, Any]:
 
 def operators_words(node: Node) -> dict[str, Any]:
     """What operators have asked of the cluster, as the last answered read showed it."""
-    settings, seen = node.elector.settings, node.elector.seen
+    seen = node.elector.seen
     asked = None if seen is None else seen.switchover
+    return settings_answer(node.elector.settings) | {"switchover": None if asked is None else asked.model_dump()}
+
+
+def settings_answer(settings: SettingsRecord) -> dict[str, Any]:
+    """What stands until an operator takes it back."""
     return {
         "paused": None if settings.paused is None else settings.paused.model_dump(),
         "excluded": {name: mark.model_dump() for name, mark in settings.excluded.items()},
-        "switchover": None if asked is None else asked.model_dump(),
     }
 
 

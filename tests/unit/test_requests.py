@@ -107,10 +107,11 @@ async def test_a_change_that_is_overtaken_is_decided_anew_on_what_stands_there_t
     store.before = lambda: Txn((), (Put(KEYS.settings, SettingsRecord(excluded={"n3": MARK}).to_json()),))
     store.times = 1
     asking = Requests(KEYS, store, clock(), "n1")
-    assert await asking.change(lambda settings: requests.paused(settings, MARK), deadline=1e9)
+    changed, now = await asking.change(lambda settings: requests.paused(settings, MARK), deadline=1e9)
     found = (await asking.cluster(deadline=1e9)).view.settings
-    assert found == SettingsRecord(paused=MARK, excluded={"n3": MARK})
-    assert not await asking.change(lambda settings: requests.paused(settings, MARK), deadline=1e9)
+    assert changed
+    assert found == now == SettingsRecord(paused=MARK, excluded={"n3": MARK})
+    assert await asking.change(lambda settings: requests.paused(settings, MARK), deadline=1e9) == (False, now)
 
 
 async def test_a_switchover_is_written_only_into_the_term_that_it_was_decided_on() -> None:
