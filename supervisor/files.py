@@ -25,13 +25,23 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int = 0o60
     except BaseException:
         _unlink_if_there(temporary)
         raise
-    if not durable:
-        return
-    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if durable:
+        _sync_folder(folder)
+
+
+def rename_new(path: str | os.PathLike[str], name: str | os.PathLike[str]) -> None:
+    """Give a file another name in its folder, durably. Raises OSError, FileExistsError where the name is taken."""
+    os.link(path, name, follow_symlinks=False)
+    os.unlink(path)
+    _sync_folder(os.path.dirname(os.fspath(path)) or ".")
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder_fd)
+        os.fsync(fd)
     finally:
-        os.close(folder_fd)
+        os.close(fd)
 
 
 def open_owned(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:

@@ -2,14 +2,17 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from supervisor.cli.exits import NOT_NOW, fail, load_or_exit
-from supervisor.files import parse_json, read_at_most
+from supervisor.files import parse_json, read_at_most, rename_new
 
 LOCK = "supervisor.lock"
 """In the state folder, flocked by a living supervisor: see supervisor.run_folder."""
 USAGE = 64
+CANNOT = 74
+"""EX_IOERR of sysexits.h."""
 LARGEST = 4096
 """Bytes read of the file."""
 RISK = """\
@@ -20,7 +23,8 @@ Before you go on: stop gpuward on all nodes, and see that no GPU service runs on
 
 
 def reset(config: Path, *, yes: bool) -> int:
-    """Sets the file with the highest token aside. 64 without `yes`, 75 while a supervisor runs."""
+    """Sets the file with the highest token aside. Exits with 64 without `yes`, 74 if that fails, 75 while a supervisor
+    runs."""
     state = load_or_exit(config).paths.state
     path = state / "floor.json"
     try:
@@ -38,7 +42,10 @@ def reset(config: Path, *, yes: bool) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         fail(f"a supervisor runs with {state}: stop it first", NOT_NOW)
-    aside = path.with_name(f"{path.name}.reset-by-operator")
-    os.replace(path, aside)
+    aside = path.with_name(f"{path.name}.reset-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+    try:
+        rename_new(path, aside)
+    except OSError as error:
+        fail(f"nothing was changed: {path} could not be renamed to {aside}: {error.strerror}", CANNOT)
     print(f"forgotten; the old file is {aside}")
     return 0
