@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,8 +39,9 @@ class ChaosFault(Fault):
 
 
 class _Cut(ChaosFault):
+    @abstractmethod
     def matches(self, node: int) -> tuple[str, ...]:
-        raise NotImplementedError
+        """Packets that are dropped, as expressions of nft."""
 
     async def inject(self, stage: Stage) -> None:
         self.cluster = _chaos(stage)
