@@ -20,7 +20,7 @@ from asyncinotify import Event, Inotify, Mask, Watch
 
 from election.clock import Clock
 from supervisor import flock
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.mutex import LockFile
 from supervisor.service.hand import CALL_LIMIT, Keeper

@@ -24,7 +24,8 @@ from election.requests import Requests
 from election.store import LockStore, StoreError
 from election.timing import LIFE, TimingError
 from supervisor import proc
-from supervisor.config.schema import Config, Log
+from supervisor.config.schema import Config
+from supervisor.config.service import Log
 from supervisor.earlier import end_earlier_run
 from supervisor.fitness import Condition, unfit_because
 from supervisor.foreign import Foreign

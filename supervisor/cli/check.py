@@ -15,7 +15,8 @@ from supervisor.cli.exits import BAD_CONFIG
 from supervisor.cli.output import console, plain
 from supervisor.config import engines
 from supervisor.config.loading import ConfigErrors, Problem, load, warnings
-from supervisor.config.schema import Config, Service
+from supervisor.config.schema import Config
+from supervisor.config.service import Service
 
 TIMES = {
     "refresh": "the holder refreshes the lease, and retries until it gives up",

@@ -4,7 +4,8 @@ import os
 import shutil
 import time
 
-from supervisor.config.schema import Config, EtcdStore, Service, Sidecar
+from supervisor.config.schema import Config, EtcdStore
+from supervisor.config.service import Service, Sidecar
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where the programs of services are looked for, unless `env` has a PATH."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from supervisor.config.schema import Config, Container
+from supervisor.config.schema import Config
+from supervisor.config.service import Container
 
 CLIENT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CLIENT_ENV = {"PATH": CLIENT_PATH, "HOME": "/root", "LANG": "C.UTF-8"}

@@ -28,7 +28,7 @@ from supervisor import proc
 from supervisor.cgroup import mount_point
 from supervisor.config import engines
 from supervisor.config.accounts import Account
-from supervisor.config.schema import Container
+from supervisor.config.service import Container
 from supervisor.files import write_atomically
 from supervisor.gpu.aside import Aside
 from supervisor.gpu.driver import GpuFacts

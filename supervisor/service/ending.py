@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.service.device import DeviceRules, device_clear
 from supervisor.service.hand import Hand, Shared
 from supervisor.service.messages import Ended, Stop

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from election.clock import Clock
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.gpu.aside import Aside, StillStuckError
 from supervisor.gpu.driver import GpuDriver, GpuFacts
 from supervisor.keeper.client import KeeperGone, KeeperRefused, KeeperSilent

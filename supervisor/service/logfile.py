@@ -34,7 +34,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from election.clock import Clock, boot_time
-from supervisor.config.schema import Log
+from supervisor.config.service import Log
 from supervisor.files import UnsafeFileError, open_owned
 from supervisor.gpu.aside import Aside, StillStuckError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from election.clock import Clock
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.gpu.driver import GpuDriver, GpuFacts
 from supervisor.keeper.client import KeeperGone, KeeperRefused
 from supervisor.keeper.protocol import LOOK

@@ -14,7 +14,7 @@ from typing import Any
 
 from supervisor.config import engines
 from supervisor.config.accounts import Account, group_id
-from supervisor.config.schema import Service, Sidecar
+from supervisor.config.service import Service, Sidecar
 from supervisor.gpu.driver import GpuFacts
 from supervisor.keeper.protocol import LOOK, NOTIFY_FOLDER, NOTIFY_SOCKET, SIDECAR
 from supervisor.service import container

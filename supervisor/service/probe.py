@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from supervisor.config.schema import Liveness, Readiness
+from supervisor.config.service import Liveness, Readiness
 from supervisor.config.values import host_and_port
 
 PATIENCE = 2.0

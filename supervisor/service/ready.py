@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from election.clock import Clock
-from supervisor.config.schema import Liveness, Readiness
+from supervisor.config.service import Liveness, Readiness
 from supervisor.service.probe import PATIENCE
 from supervisor.service.said import Said
 

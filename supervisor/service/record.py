@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.files import parse_json, read_at_most, write_atomically
 from supervisor.service.restart import Account
 

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from supervisor.config.schema import Liveness, Readiness, Service
+from supervisor.config.service import Liveness, Readiness, Service
 from supervisor.keeper.protocol import LOOK
 from supervisor.service import probe, restart
 from supervisor.service.ending import KILL_WAIT, LOOK_EVERY, Ending

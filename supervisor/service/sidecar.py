@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from election.clock import Clock
-from supervisor.config import schema
+from supervisor.config import service
 from supervisor.keeper.protocol import SIDECAR
 from supervisor.service.messages import Ended, Exited, Probed, describe
 from supervisor.service.ready import IsReady, Look, Ready, TooLate
@@ -20,7 +20,7 @@ class SidecarState(enum.StrEnum):
 class Sidecar:
     """One of them, in one run of the service."""
 
-    def __init__(self, name: str, spec: schema.Sidecar, clock: Clock) -> None:
+    def __init__(self, name: str, spec: service.Sidecar, clock: Clock) -> None:
         self.name = name
         self.spec = spec
         self.unit = SIDECAR + name
@@ -46,7 +46,7 @@ class Sidecar:
 class Sidecars:
     """All of one service."""
 
-    def __init__(self, specs: Mapping[str, schema.Sidecar], clock: Clock) -> None:
+    def __init__(self, specs: Mapping[str, service.Sidecar], clock: Clock) -> None:
         self._all = [Sidecar(name, spec, clock) for name, spec in specs.items()]
 
     def __bool__(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from election.clock import BootClock, boot_time
 from supervisor import mutex
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.gpu.driver import GpuFacts
 from supervisor.gpu.simulated import SimulatedDriver, device_file
 from supervisor.proc import boot_id

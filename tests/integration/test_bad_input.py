@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.service.states import State
 from tests.bed.keeper import NOBODY, Bed, until
 from tests.bed.services import node_on, shell, spec

@@ -19,7 +19,7 @@ import yaml
 from supervisor import proc
 from supervisor.cgroup import Group, mount_point
 from supervisor.config.accounts import account
-from supervisor.config.schema import Container, Service
+from supervisor.config.service import Container, Service
 from supervisor.keeper import client
 from supervisor.keeper.places import GATE, CgroupPlaces
 from supervisor.service import container

@@ -14,7 +14,8 @@ import pytest
 from election.clock import BootClock, boot_time
 from supervisor import foreign, proc
 from supervisor.cgroup import Group
-from supervisor.config.schema import Gpu, Liveness, Readiness, Sidecar
+from supervisor.config.schema import Gpu
+from supervisor.config.service import Liveness, Readiness, Sidecar
 from supervisor.gpu.holders import DeviceId, Hold
 from supervisor.gpu.simulated import SimulatedDriver
 from supervisor.keeper.weak import WeakTerm

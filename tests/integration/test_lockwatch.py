@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from election.clock import BootClock
 from supervisor import flock, lockwatch, mutex
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.lockwatch import LockWatch
 from tests.bed.keeper import PATIENCE, Bed, until
 from tests.bed.nodes import LONG_TTL, Make

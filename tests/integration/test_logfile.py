@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from election.clock import BootClock, boot_time
-from supervisor.config.schema import Log
+from supervisor.config.service import Log
 from supervisor.files import UnsafeFileError
 from supervisor.service import logfile
 from supervisor.service.logfile import ALIGN, Cut, Rotation, copies, rotate

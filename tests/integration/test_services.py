@@ -11,7 +11,7 @@ import pytest
 
 from election.clock import boot_time
 from supervisor import proc
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.gpu.simulated import read_state, set_state
 from supervisor.keeper.client import KeeperRefused
 from supervisor.service import device, runner

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from supervisor import proc
-from supervisor.config.schema import Liveness, Readiness, Service, Sidecar
+from supervisor.config.service import Liveness, Readiness, Service, Sidecar
 from supervisor.service.footprint import Footprint
 from supervisor.service.requests import Verb
 from supervisor.service.states import State

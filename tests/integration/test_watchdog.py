@@ -14,7 +14,7 @@ import pytest
 from election.clock import BootClock, boot_time
 from supervisor import proc
 from supervisor.cgroup import Group
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.service.footprint import Footprint
 from supervisor.service.states import State
 from supervisor.watchdog import round as module

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from election.clock import VirtualClock, virtual_loop
-from supervisor.config.schema import Readiness, Service
+from supervisor.config.service import Readiness, Service
 from supervisor.service import probe
 from supervisor.service.manager import Services
 from supervisor.service.record import Record, Records

@@ -9,7 +9,7 @@ import pytest
 from supervisor.config import engines, options
 from supervisor.config.accounts import Account
 from supervisor.config.elsewhere import lives_elsewhere
-from supervisor.config.schema import Container
+from supervisor.config.service import Container
 from supervisor.gpu.driver import GpuFacts, GpuVerdict
 from supervisor.service import container
 from tests.unit.config_samples import SMALL, loaded, one_problem

@@ -21,7 +21,7 @@ from election.timing import Timing
 from supervisor.cli import lock_run
 from supervisor.cli.app import app
 from supervisor.config.loading import ConfigErrors, load
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.config.values import duration
 from supervisor.demo import faults
 from supervisor.service import restart

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from supervisor.config.schema import Service
+from supervisor.config.service import Service
 from supervisor.lockwatch import UNLIMITED, Held, Limits, held_too_long, limits_for
 
 H = 3600.0

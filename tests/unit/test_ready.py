@@ -3,7 +3,7 @@
 import asyncio
 
 from election.clock import VirtualClock, virtual_loop
-from supervisor.config.schema import Liveness, Readiness
+from supervisor.config.service import Liveness, Readiness
 from supervisor.service.ready import Alive, IsReady, NoLookError, Ready, TooLate
 
 NEVER = float("-inf")
