@@ -1,13 +1,11 @@
 """`gpuward run`: makes a node and its HTTP endpoints from a configuration, and lives until a signal."""
 
 import asyncio
-import logging
 import os
 import resource
 import signal
 import sys
 
-import structlog
 from aiohttp import web
 
 from election.clock import BootClock, Clock, boot_time_loop
@@ -17,33 +15,32 @@ from supervisor.api.server import make_app
 from supervisor.api.unix import API_SOCKET, listen_at
 from supervisor.config.schema import Config
 from supervisor.gpu.simulated import SimulatedDriver
+from supervisor.log import log_to_stderr
 from supervisor.node import Node
 from supervisor.notify import heartbeat, notify, ready
 from supervisor.run_folder import FolderError, RunFolder
 
-log = structlog.get_logger()
-
 CANNOT_START = 1
 """Exit code: folders, address or node name are taken; the reason is on stderr."""
+REAL_CLOCK = BootClock()
 GRACE = 1.0
 """Seconds for open HTTP requests at the end."""
 
 
-def main(config: Config) -> int:
-    """Until told to stop; the exit code."""
-    _log_to_stderr()
+def main(config: Config, clock: Clock = REAL_CLOCK) -> int:
+    """Until told to stop; the exit code. The clock's boot time must be the real one."""
+    log_to_stderr()
     _raise_files_limit()
     with asyncio.Runner(loop_factory=boot_time_loop) as runner:
-        return runner.run(_live(config))
+        return runner.run(_live(config, clock))
 
 
-async def _live(config: Config) -> int:
+async def _live(config: Config, clock: Clock) -> int:
     try:
         folder = RunFolder.open(config)
     except FolderError as error:
         print(f"gpuward: {error}", file=sys.stderr)
         return CANNOT_START
-    clock = BootClock()
     driver = SimulatedDriver(config.gpu.simulated.folder, config.gpu.simulated.count)
     node = Node(config, clock, make_store(config, clock), driver, folder)
     web_runner = web.AppRunner(make_app(node), access_log=None, shutdown_timeout=GRACE)
@@ -122,19 +119,3 @@ def _raise_files_limit() -> None:
     """Without a file descriptor the supervisor sees nothing. Services keep the limit that we were started with."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _log_to_stderr() -> None:
-    """Lines for people on a terminal, JSON otherwise."""
-    people, escaped = sys.stderr.isatty(), sys.stderr.encoding.lower() != "utf-8"
-    renderer = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer(ensure_ascii=escaped)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -255,11 +255,11 @@ class Node:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, NameTakenError):
-            log.error("a part of the node broke", exc_info=error)
-            self.alarm("fault", f"a part of the supervisor broke: {error!r}")
             self._exit = 1
             self.fence("a part of the supervisor broke")
             self.elector.post(e.StandDown("a part of the supervisor broke", leave=True))
+            self.alarm("fault", f"a part of the supervisor broke: {error!r}")
+            log.error("a part of the node broke", exc_info=error)
 
     # --- what the elector asks (election.elector.Host)
 

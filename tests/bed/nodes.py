@@ -38,6 +38,8 @@ class NodeBed:
     def __init__(self, folder: Path, cgroup: str, name: str = "n1", **election: Any) -> None:
         self.name, self.folder, self.cgroup = name, folder, cgroup
         self.run = folder / "run"
+        self.out = folder / "out"
+        """What the supervisor prints."""
         self.process: subprocess.Popen[bytes] | None = None
         folder.mkdir(exist_ok=True)
         self.config: dict[str, Any] = {
@@ -79,7 +81,7 @@ class NodeBed:
         path = self.folder / "gpuward.yml"
         path.write_text(yaml.safe_dump(self.config))
         command = [sys.executable, "-m", "supervisor.entry", "run", "--config", str(path)]
-        with (self.folder / "out").open("ab") as output:
+        with self.out.open("ab") as output:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         return self
 
@@ -103,7 +105,7 @@ class NodeBed:
 
     def output(self) -> str:
         with contextlib.suppress(FileNotFoundError):
-            return (self.folder / "out").read_text()
+            return self.out.read_text()
         return ""
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:

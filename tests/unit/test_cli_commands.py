@@ -80,7 +80,7 @@ def test_status_asks_one_daemon_only() -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_a_log_that_is_no_terminal_is_json_in_what_its_encoding_can_say(encoding: str) -> None:
-    code = "from supervisor import daemon; daemon._log_to_stderr(); daemon.log.info('a → é 😀')"
+    code = "import structlog, supervisor.log; supervisor.log.log_to_stderr(); structlog.get_logger().info('a → é 😀')"
     environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
     line = done.stderr.decode(encoding)
