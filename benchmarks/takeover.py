@@ -20,7 +20,9 @@ from typing import Any
 
 from election.clock import boot_time, boot_time_loop
 from supervisor.demo.cluster import DemoCluster
-from supervisor.demo.faults import DeleteKey, Fault, KillEtcdLeaderWithHolder, KillNode, Stage
+from supervisor.demo.fault import Fault, Stage
+from supervisor.demo.node_faults import KillNode
+from supervisor.demo.store_faults import DeleteKey, KillEtcdLeaderWithHolder
 from supervisor.demo.watch import Event, Watcher
 
 LIMIT = 30.0

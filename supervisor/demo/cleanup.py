@@ -18,6 +18,7 @@ from pathlib import Path
 
 from supervisor import proc
 from supervisor.cgroup import Group
+from supervisor.demo import mounts
 
 LIMIT = 10.0
 """Seconds until what was killed must be gone."""
@@ -84,8 +85,9 @@ def remove_group(path: str) -> None:
 
 
 def end_all(folder: Path, group: str | None) -> None:
-    """Processes, cgroup, folder: all gone, or an OSError that names what is left. May be called again."""
+    """Processes, cgroup, mounts, folder: all gone, or an OSError that names what is left. May be called again."""
     left: list[str] = []
+    _attempt(lambda: mounts.unmount_below(folder), left)  # who waits there can be ended by nothing else
     if group:
         _attempt(lambda: remove_group(group), left)
     _attempt(lambda: kill_all(folder), left)

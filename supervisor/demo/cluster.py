@@ -27,7 +27,7 @@ from typing import Any, Self
 import yaml
 
 from supervisor.cgroup import Group, mount_point
-from supervisor.demo import cleanup, sample
+from supervisor.demo import cleanup, mounts, sample, skewed
 from supervisor.demo.etcd_cluster import ROOM, EtcdCluster, free_ports
 from supervisor.gpu.simulated import device_file
 
@@ -37,6 +37,8 @@ SERVICES = 8
 MARK = "GPUWARD_DEMO"
 """Environment variable of every process of a node: the node's folder. By it they are found again."""
 MEMBERS = 3
+DISK = 16 << 20
+"""Bytes of a small disk."""
 LONGEST_FOLDER = 60
 """Bytes. The keeper's sockets lie deeper, and unix(7) allows 107."""
 PR_SET_PDEATHSIG = 1
@@ -81,6 +83,14 @@ class DemoNode:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def clock(self) -> Path:
+        return self.folder / "clock"
+
+    def set_clock(self, seconds: float) -> None:
+        """By so much its wall clock is wrong."""
+        skewed.set_offset(self.clock, seconds)
+
     def turns(self) -> int:
         """Turns on the GPU that services of this node have had."""
         try:
@@ -101,9 +111,13 @@ class DemoCluster:
     Must be entered from the main thread: supervisors and etcd members die with the thread that started them.
     """
 
-    def __init__(self, store: str, ttl: int) -> None:
+    def __init__(self, store: str, ttl: int, *, small_disks: bool = False, own_clocks: bool = False) -> None:
+        """`small_disks`: each node's folder is a file system of its own, of `DISK` bytes; needs root. `own_clocks`:
+        wall clocks that can be set (`DemoNode.set_clock`)."""
         self.store = store
         self.ttl = ttl
+        self.small_disks = small_disks
+        self.own_clocks = own_clocks
         self.nodes: dict[str, DemoNode] = {}
         self.etcd: EtcdCluster | None = None
         self.folder = Path()
@@ -149,6 +163,9 @@ class DemoCluster:
         agents = Group.open(f"{node.group}/agents", make=True) if node.group else None
         environ = self._environ() | {MARK: f"{node.folder}/"}
         command = [sys.executable, "-m", "supervisor.entry", "run", "--config", str(node.config)]
+        if self.own_clocks:
+            command = [sys.executable, "-m", skewed.__name__, str(node.config), str(node.clock)]
+            node.set_clock(0)
         with node.output.open("ab") as output:
             node.process = subprocess.Popen(
                 command,
@@ -162,6 +179,10 @@ class DemoCluster:
             )
         if agents:
             agents.close()
+
+    def on_exit(self, work: Callable[[], None]) -> None:
+        """To be done before the processes of the demo are ended."""
+        self._cleanup.callback(work)
 
     def kill_supervisor(self, name: str) -> None:
         """SIGKILL to the supervisor alone."""
@@ -200,6 +221,9 @@ class DemoCluster:
         ports = [port for pair in free_ports(len(NODES)) for port in pair]
         for name, port in zip(NODES, ports, strict=False):
             folder = self.folder / name
+            if self.small_disks:
+                folder.mkdir()
+                mounts.small_disk(folder, DISK)
             for part in ("run", "state", "log", "gpu"):
                 (folder / part).mkdir(parents=True, mode=0o755)
             self.nodes[name] = DemoNode(name, folder, port, f"{self.group}/{name}" if self.group else None)

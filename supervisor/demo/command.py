@@ -11,7 +11,8 @@ from election.timing import Timing, TimingError
 from supervisor.demo import faults, report, view
 from supervisor.demo.cluster import SERVICES, DemoCluster
 from supervisor.demo.etcd_cluster import EtcdClusterError
-from supervisor.demo.faults import Fault, FaultError, Stage
+from supervisor.demo.fault import SETTLE, Fault, FaultError, Stage
+from supervisor.demo.node_faults import NoFault
 from supervisor.demo.view import Plain
 from supervisor.demo.watch import Event, Watcher, running_services
 
@@ -88,7 +89,7 @@ async def _until_signal(store: str, fault: Fault, seconds: float, ttl: int, fmt:
 
 async def _demo(store: str, fault: Fault, seconds: float, ttl: int, fmt: str) -> int:
     screen = view.for_output(fmt, f"gpuward demo: store {store}, fault {fault.name}, TTL {ttl} s")
-    with DemoCluster(store, ttl) as cluster:
+    with DemoCluster(store, ttl, small_disks=fault.small_disks, own_clocks=fault.own_clocks) as cluster:
         screen.notice(
             Event(boot_time(), f"three nodes started in {cluster.folder}, containment: {cluster.containment}")
         )
@@ -119,12 +120,12 @@ async def _first_start(watcher: Watcher, limit: float) -> None:
 
 async def _play(fault: Fault, watcher: Watcher, screen: Plain, until: float) -> str | None:
     """Inject, mend when the take-over is through, watch until the end. What went wrong, if anything did."""
-    await asyncio.sleep(faults.SETTLE)
+    await asyncio.sleep(SETTLE)
     holder = watcher.complete()
     if holder is None:
-        return f"no node had all services running {faults.SETTLE:g} s after the start"
+        return f"no node had all services running {SETTLE:g} s after the start"
     stage = Stage(watcher.cluster, watcher, holder)
-    if isinstance(fault, faults.NoFault):
+    if isinstance(fault, NoFault):
         await _sleep_until(until)
         return None
     trouble = None

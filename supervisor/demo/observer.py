@@ -166,6 +166,8 @@ class _Known:
     ticks: int
     process: Process | None
     look_again: float
+    ended: bool = False
+    """It stood in D state with SIGKILL pending: whatever it shows from then on is its end."""
 
 
 class Reader:
@@ -194,7 +196,7 @@ class Reader:
             if known is None or known.ticks != ticks or known.process is None:
                 known = self._look(name, ticks, threads, now)
             seen[name] = known
-            if known.process is not None and self._counts(name, state, threads) and known.process.started <= now:
+            if known.process is not None and self._counts(name, known, state, threads) and known.process.started <= now:
                 alive.add(known.process)
         self._known = seen
         return Sample(now, frozenset(alive))
@@ -215,10 +217,11 @@ class Reader:
                     return environ
         return b""
 
-    def _counts(self, name: str, state: str, threads: int) -> bool:
+    def _counts(self, name: str, known: _Known, state: str, threads: int) -> bool:
         if state in "ZX":
             return threads > 1  # the first thread has ended, others run on
-        return not (state == "D" and kill_pending(self._read(name, "status") or b""))
+        known.ended = known.ended or (state == "D" and kill_pending(self._read(name, "status") or b""))
+        return not known.ended
 
     def _read(self, name: str, file: str) -> bytes | None:
         """None: gone, or not ours to read."""

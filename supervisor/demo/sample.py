@@ -7,9 +7,9 @@ Run with `-I -S` by the interpreter of the demo, standard library only, so that 
 to know comes by environment from supervisor/demo/cluster.py:
 """
 
+import contextlib
 import json
 import os
-import sys
 import time
 
 LOCK_RUN = "GPUWARD_DEMO_LOCK_RUN"
@@ -23,7 +23,9 @@ BUSY = 75
 SHORTEST_TURN, LONGEST_TURN = 0.05, 0.3
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.3, 1.2
 """Seconds."""
-TURN = 'exec 9<"$1" && echo "$3" >>"$2" && exec sleep "$4"'
+STUCK_NAME = "stuck"
+"""Beside the file of turns. Where there is such a file, a turn opens it: see supervisor/demo/mounts.py."""
+TURN = 'exec 9<"$1" && echo "$3" >>"$2" && { [ ! -e "$5" ] || read -r _ <"$5"; exec sleep "$4"; }'
 """One process: the shell keeps the device open on fd 9 and becomes `sleep`."""
 
 
@@ -37,7 +39,8 @@ def take_turn() -> int:
     seconds = f"{between(SHORTEST_TURN, LONGEST_TURN):.3f}"
     command = json.loads(os.environ[LOCK_RUN])
     command += ["/bin/sh", "-c", TURN, "turn", os.environ[DEVICE], os.environ[TURNS]]
-    command += [os.environ.get("GPUWARD_SERVICE", "?"), seconds]
+    stuck = os.path.join(os.path.dirname(os.environ[TURNS]), STUCK_NAME)
+    command += [os.environ.get("GPUWARD_SERVICE", "?"), seconds, stuck]
     pid = os.posix_spawn(command[0], command, os.environ)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -46,7 +49,8 @@ def main() -> None:
     while True:
         status = take_turn()
         if status not in (0, BUSY):
-            print(f"the turn ended with {status}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # a full disk is no reason to end
+                os.write(2, f"the turn ended with {status}\n".encode())
         time.sleep(between(SHORTEST_PAUSE, LONGEST_PAUSE))
 
 
