@@ -1,5 +1,5 @@
 #!/bin/sh
-# Puts a Docker engine, podman, a static busybox and nft into .cache/containers of this project, for the tests.
+# Puts a Docker engine, podman, a static busybox, nft and iptables into .cache/containers of this project, for the tests.
 #
 # The packages come by apt from the machine's own Debian or Ubuntu archive, with what they depend on and the machine has
 # not. They are unpacked, not installed: nothing of them is started, and the system's packages and apt lists stay as they
@@ -9,7 +9,8 @@ set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=$root/.cache/containers
-packages='docker.io podman runc busybox-static nftables'
+packages='docker.io podman runc busybox-static nftables iptables'
+iptables=usr/sbin/xtables-legacy-multi
 work=
 
 finish() {
@@ -35,7 +36,7 @@ download() {
     apt "$@" -y --no-install-recommends --download-only --reinstall install $packages
 }
 
-if [ -x "$target/usr/sbin/dockerd" ] && [ -x "$target/usr/sbin/nft" ]; then
+if [ -x "$target/usr/sbin/dockerd" ] && [ -x "$target/usr/sbin/nft" ] && [ -x "$target/$iptables" ]; then
     echo "Docker and podman in $target, nothing to do"
     exit 0
 fi
@@ -55,12 +56,13 @@ if ! download; then # the system's lists are missing or old
 fi
 for package in "$work"/cache/archives/*.deb; do
     case ${package##*/} in
-        login_* | passwd_* | iptables_* | libc6_* | init-system-helpers_* | containernetworking-plugins_*) ;; # not needed unpacked
+        login_* | passwd_* | libc6_* | init-system-helpers_* | containernetworking-plugins_*) ;; # not needed unpacked
         *) dpkg-deb -x "$package" "$work/unpacked" || fail "cannot unpack ${package##*/}" ;;
     esac
 done
 [ -x "$work/unpacked/usr/sbin/dockerd" ] && [ -x "$work/unpacked/usr/bin/podman" ] &&
-    [ -x "$work/unpacked/usr/sbin/nft" ] || fail "the packages lack dockerd, podman or nft"
+    [ -x "$work/unpacked/usr/sbin/nft" ] && [ -x "$work/unpacked/$iptables" ] ||
+    fail "the packages lack dockerd, podman, nft or iptables"
 rm -rf -- "$target"
 mv -T -- "$work/unpacked" "$target" 2>/dev/null || [ -x "$target/usr/sbin/dockerd" ] || fail "cannot write $target"
 echo "Docker $("$target/usr/bin/docker" --version 2>/dev/null | sed -n 's/^Docker version \([^,]*\).*/\1/p') and podman in $target"

@@ -5,7 +5,9 @@ by that nft can tell who talks to whom. The whole program runs in the namespace:
 """
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from supervisor.demo.cluster import DemoCluster, DemoNode
@@ -13,7 +15,9 @@ from supervisor.demo.etcd_cluster import EtcdCluster
 
 MEMBERS = 3
 CACHE = Path(__file__).parents[2] / ".cache/containers"
-"""Where tools/install-containers.sh puts nft."""
+"""Where tools/install-containers.sh puts nft and iptables."""
+QUEUE = 1
+"""Number of the queue of netfilter for packets that are held back."""
 
 
 class Etcd(EtcdCluster):
@@ -40,7 +44,7 @@ class ChaosCluster(DemoCluster):
     etcd: Etcd
 
     def __init__(self, ttl: int) -> None:
-        super().__init__("etcd", ttl)
+        super().__init__("etcd", ttl, small_disks=True, own_clocks=True)
         self.network = Network()
 
     def number(self, name: str) -> int:
@@ -59,9 +63,13 @@ class Network:
     """What is dropped between nodes and members. Each cut has a name, and is mended by it."""
 
     def __init__(self) -> None:
-        self._nft = str(CACHE / "usr/sbin/nft") if (CACHE / "usr/sbin/nft").exists() else "nft"
+        self._nft, self._iptables = tool("nft"), tool("xtables-legacy-multi")
         libraries = [str(path) for path in (CACHE / "usr/lib").glob("*-linux-gnu")]
-        self._environ = os.environ | ({"LD_LIBRARY_PATH": ":".join(libraries)} if libraries else {})
+        ours = (
+            {"LD_LIBRARY_PATH": ":".join(libraries), "XTABLES_LIBDIR": f"{libraries[0]}/xtables"} if libraries else {}
+        )
+        self._environ = os.environ | ours
+        self._delay: subprocess.Popen[bytes] | None = None
         self._do("add table inet chaos")
 
     def drop(self, name: str, *matches: str) -> None:
@@ -73,12 +81,39 @@ class Network:
         """Fine to repeat."""
         self._do(f"add chain inet chaos {name}\ndelete chain inet chaos {name}")
 
+    def hold_back(self, seconds: float, node: int) -> None:
+        """What this node's supervisor sends to etcd, and what it is sent from there, each arrives so much later."""
+        command = [sys.executable, "-m", "tests.chaos.delay", str(QUEUE), str(seconds)]
+        self._delay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._delay.stdout is not None
+        self._delay.stdout.readline()
+        for way in ("-d", "-s"):
+            rule = [way, f"127.0.{node + 1}.0/24", "-j", "NFQUEUE", "--queue-num", str(QUEUE)]
+            self._run([self._iptables, "iptables", "-w", "-A", "INPUT", *rule])
+
+    def let_go(self) -> None:
+        """Fine to repeat."""
+        if self._delay is not None:
+            self._run([self._iptables, "iptables", "-w", "-F", "INPUT"])
+            self._delay.communicate()
+            self._delay = None
+
     def _do(self, commands: str) -> None:
-        done = subprocess.run(
-            [self._nft, "-f", "-"], input=commands, env=self._environ, capture_output=True, text=True, check=False
-        )
+        self._run([self._nft, "-f", "-"], commands)
+
+    def _run(self, command: list[str], text: str = "") -> None:
+        done = subprocess.run(command, input=text, env=self._environ, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise OSError(f"nft: {done.stderr.strip()}")
+            raise OSError(f"{command[0]}: {done.stderr.strip()}")
+
+
+def tool(name: str) -> str:
+    """Its path; raises OSError where there is none."""
+    if (unpacked := CACHE / "usr/sbin" / name).exists():
+        return str(unpacked)
+    if (found := shutil.which(name)) is None:
+        raise FileNotFoundError(f"no {name}: tools/install-containers.sh fetches it")
+    return found
 
 
 def client_address(node: int, member: int) -> str:

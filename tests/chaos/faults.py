@@ -10,11 +10,22 @@ from typing import ClassVar
 from election.clock import boot_time
 from supervisor.cgroup import Group
 from supervisor.demo import faults as demo
-from supervisor.demo.faults import Fault, FaultError, Stage
+from supervisor.demo.fault import Fault, FaultError, Stage, keeper_of, send
+from supervisor.demo.node_faults import (
+    KillKeeper,
+    KillNode,
+    KillSupervisor,
+    NoFault,
+    StopKeeper,
+    StopSupervisor,
+    UnkillableHolder,
+)
+from supervisor.demo.store_faults import KillEtcdLeaderWithHolder
 from tests.chaos import bed
 from tests.chaos.bed import ChaosCluster
 
-PEERS = bed.MEMBERS
+DELAY = 0.1
+"""Seconds each way."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,18 @@ class Lossy(_Cut):
         return f"{bed.to_etcd(node)} {lost}", f"{bed.from_etcd(node)} {lost}"
 
 
+class Slow(ChaosFault):
+    name = "slow"
+    proves = "Each packet on the holder's way to etcd and back is late: calls take longer, and nothing changes hands."
+
+    async def inject(self, stage: Stage) -> None:
+        self.network = _chaos(stage).network
+        self.network.hold_back(DELAY, _chaos(stage).number(stage.holder))
+
+    async def heal(self, stage: Stage) -> None:
+        self.network.let_go()
+
+
 class IsolateNode(_Cut):
     name = "isolate-node"
     proves = (
@@ -136,13 +159,13 @@ class StopSupervisorAndKeeper(ChaosFault):
 
     async def inject(self, stage: Stage) -> None:
         self.began, self.node = boot_time(), stage.holder
-        self.keeper = demo.keeper_of(stage, stage.holder)
+        self.keeper = keeper_of(stage, stage.holder)
         stage.cluster.stop_supervisor(stage.holder)
-        demo.send(self.keeper, signal.SIGSTOP, "the keeper")
+        send(self.keeper, signal.SIGSTOP, "the keeper")
 
     async def heal(self, stage: Stage) -> None:
         stage.cluster.continue_supervisor(self.node)
-        demo.send(self.keeper, signal.SIGCONT, "the keeper")
+        send(self.keeper, signal.SIGCONT, "the keeper")
         self.excuses = [Excuse("both-stopped", self.node, self.began, boot_time() + 1.0)]
 
 
@@ -151,9 +174,9 @@ class KillSupervisorAndKeeper(ChaosFault):
     proves = "Both of them die, and are started again within the authority, as systemd does: the services are adopted."
 
     async def inject(self, stage: Stage) -> None:
-        keeper = demo.keeper_of(stage, stage.holder)
+        keeper = keeper_of(stage, stage.holder)
         stage.cluster.kill_supervisor(stage.holder)
-        demo.send(keeper, signal.SIGKILL, "the keeper")
+        send(keeper, signal.SIGKILL, "the keeper")
         await asyncio.sleep(0.5)
         stage.cluster.start_node(stage.holder)
 
@@ -175,27 +198,33 @@ KINDS: tuple[type[Fault], ...] = (
     Mute,
     Deaf,
     Lossy,
+    Slow,
     IsolateNode,
     IsolateMember,
     FreezeNode,
     StopSupervisorAndKeeper,
     KillSupervisorAndKeeper,
     StopStandby,
-    *(kind for kind in demo.KINDS if kind is not demo.NoFault),
+    *(kind for kind in demo.KINDS if kind is not NoFault),
 )
 NAMES = {kind.name: kind for kind in KINDS}
 
 
-SUPERVISOR = {kind.name for kind in (demo.KillSupervisor, demo.StopSupervisor)}
-KEEPER = {kind.name for kind in (demo.KillKeeper, demo.StopKeeper)}
+SUPERVISOR = {kind.name for kind in (KillSupervisor, StopSupervisor)}
+KEEPER = {kind.name for kind in (KillKeeper, StopKeeper)}
 ALONE = {kind.name for kind in (FreezeNode, StopSupervisorAndKeeper)}
 """Nothing can be started in a frozen cgroup, and what is not promised is measured by itself."""
 
 
+KILLS = {kind.name for kind in (KillNode, KillEtcdLeaderWithHolder, KillSupervisorAndKeeper)}
+
+
 def go_together(one: str, other: str) -> bool:
-    """May both be played at once? Supervisor and keeper of one node disabled is a fault of its own."""
+    """May both be played at once? Supervisor and keeper of one node disabled is a fault of its own, and what cannot be
+    killed cannot be waited for."""
     both = {one, other}
-    return not both & ALONE and not (both & SUPERVISOR and both & KEEPER)
+    unkillable = UnkillableHolder.name in both and bool(both & (SUPERVISOR | KEEPER | KILLS))
+    return not both & ALONE and not unkillable and not (both & SUPERVISOR and both & KEEPER)
 
 
 def thaw(group: Group) -> None:

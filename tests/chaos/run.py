@@ -1,6 +1,6 @@
 """One chaos run: faults from a seed on three real nodes and a real etcd, and what an observer saw of it.
 
-    unshare --net python -m tests.chaos.run --seed N [--steps 3] [--faults a,b] [--ttl 6]
+    unshare --net python -m tests.chaos.run --seed N [--steps 3] [--faults a,b] [--ttl 6] [--timeline]
 
 Needs root, and a network namespace of its own. The last line of stdout is the result as one JSON object; a run that is
 not ok prints its timeline on stderr. Exit status 0: ok.
@@ -17,7 +17,7 @@ from typing import Any
 
 from election.clock import boot_time, boot_time_loop
 from election.store import StoreError
-from supervisor.demo.faults import Fault, FaultError, Stage
+from supervisor.demo.fault import Fault, FaultError, Stage
 from supervisor.demo.watch import Event, Watcher
 from tests.chaos import oracle
 from tests.chaos.bed import ChaosCluster
@@ -170,12 +170,13 @@ def main() -> int:
     parser.add_argument("--faults", default=",".join(NAMES), help="names, separated by commas")
     parser.add_argument("--ttl", type=int, default=6)
     parser.add_argument("--lasts", type=float, help="of a TTL: how long each fault lasts; default: from the seed")
+    parser.add_argument("--timeline", action="store_true", help="print it also where the run is ok")
     arguments = parser.parse_args()
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     run = Run(arguments.seed, arguments.ttl, arguments.lasts)
     with asyncio.Runner(loop_factory=boot_time_loop) as runner:
         result = runner.run(play(run, arguments.faults.split(","), arguments.steps))
-    if not result["ok"]:
+    if arguments.timeline or not result["ok"]:
         began = min(event.at for event in run.events)
         for event in sorted(run.events, key=lambda event: event.at):
             print(f"{event.at - began:9.3f}  {event.what}", file=sys.stderr)

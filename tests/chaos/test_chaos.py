@@ -1,6 +1,5 @@
 """The short form of `make chaos`: the most telling faults, each once, on real etcd with real cuts."""
 
-import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from supervisor.cgroup import mount_point
 from tests.acceptance.test_demo import slot
-from tests.chaos.bed import CACHE
+from tests.chaos.bed import tool
 from tests.chaos.faults import ALONE, NAMES, Excuse, go_together
 from tests.chaos.many import play
 from tests.chaos.oracle import Interval, moved, out_of_bounds, overlaps, tokens_rise
@@ -24,10 +23,12 @@ def missing() -> str:
     """What this machine lacks for a real cut; empty: nothing."""
     if os.geteuid() != 0 or mount_point() is None:
         return "root and a writable cgroup2 mount"
-    with contextlib.suppress(OSError):
-        if shutil.which("unshare") and ((CACHE / "usr/sbin/nft").exists() or shutil.which("nft")):
-            return ""
-    return "unshare and nft (tools/install-containers.sh)"
+    try:
+        for name in ("nft", "xtables-legacy-multi"):
+            tool(name)
+    except OSError as error:
+        return str(error)
+    return "" if shutil.which("unshare") else "unshare"
 
 
 @pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}")
@@ -38,6 +39,7 @@ def missing() -> str:
         ("deaf", 1),
         ("isolate-node", 1),
         ("isolate-member", 0),
+        ("slow", 0),
         ("freeze-node", 1),
         ("stop-supervisor-and-keeper", 1),
     ],
@@ -101,6 +103,7 @@ def test_how_long_it_took_until_another_node_ran_counts_from_the_fault() -> None
 def test_supervisor_and_keeper_of_a_node_are_not_disabled_by_two_faults_at_once() -> None:
     assert not go_together("kill-supervisor", "stop-keeper")
     assert not go_together("freeze-node", "kill-node")
+    assert not go_together("kill-node", "unkillable-holder")
     assert go_together("kill-supervisor", "cut-from-etcd")
     assert NAMES.keys() > ALONE
 
