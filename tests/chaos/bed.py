@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from supervisor.demo.cluster import DemoCluster, DemoNode
@@ -16,6 +17,8 @@ from supervisor.demo.etcd_cluster import EtcdCluster
 MEMBERS = 3
 CACHE = Path(__file__).parents[2] / ".cache/containers"
 """Where tools/install-containers.sh puts nft and iptables."""
+FIRST_GID = 64_000
+"""Of the members: by it nft knows what one sends to the others on connections that it made."""
 QUEUE = 1
 """Number of the queue of netfilter for packets that are held back."""
 
@@ -33,6 +36,9 @@ class Etcd(EtcdCluster):
             f"--initial-cluster={others}",
         )
         super()._start(member, *ours, *more)
+
+    def _gid(self, member: int) -> int:
+        return FIRST_GID + member
 
     def client_port(self, member: int) -> int:
         return self._ports[member][0]
@@ -74,12 +80,20 @@ class Network:
 
     def drop(self, name: str, *matches: str) -> None:
         """Packets that match any of these do not arrive."""
-        rules = "".join(f"add rule inet chaos {name} {match} drop\n" for match in matches)
-        self._do(f"add chain inet chaos {name} {{ type filter hook input priority 0; }}\n{rules}")
+        self._drop(name, "input", matches)
+
+    def silence(self, name: str, member: int) -> None:
+        """What a member sends to the others on connections that it made itself does not leave. For `mend`."""
+        self._drop(f"{name}-silent", "output", [f"meta skgid {FIRST_GID + member} ip daddr 127.1.0.0/16"])
 
     def mend(self, name: str) -> None:
         """Fine to repeat."""
-        self._do(f"add chain inet chaos {name}\ndelete chain inet chaos {name}")
+        for chain in (name, f"{name}-silent"):
+            self._do(f"add chain inet chaos {chain}\ndelete chain inet chaos {chain}")
+
+    def _drop(self, chain: str, hook: str, matches: Iterable[str]) -> None:
+        rules = "".join(f"add rule inet chaos {chain} {match} drop\n" for match in matches)
+        self._do(f"add chain inet chaos {chain} {{ type filter hook {hook} priority 0; }}\n{rules}")
 
     def hold_back(self, seconds: float, node: int) -> None:
         """What this node's supervisor sends to etcd, and what it is sent from there, each arrives so much later."""
@@ -134,7 +148,7 @@ def from_etcd(node: int) -> str:
 
 
 def to_member(member: int) -> str:
-    """nft: what other members send to this one, on connections of theirs. (Its own go the same way back.)"""
+    """nft: what other members send to this one, on connections of theirs."""
     return f"ip daddr {peer_address(member)}"
 
 

@@ -50,6 +50,9 @@ class ChaosFault(Fault):
 
 
 class _Cut(ChaosFault):
+    isolates_member: ClassVar[bool] = False
+    """The member of etcd on the holder's machine, from the others."""
+
     @abstractmethod
     def matches(self, node: int) -> tuple[str, ...]:
         """Packets that are dropped, as expressions of nft."""
@@ -57,7 +60,10 @@ class _Cut(ChaosFault):
     async def inject(self, stage: Stage) -> None:
         self.cluster = _chaos(stage)
         self.cut = f"cut-{os.urandom(4).hex()}"
-        self.cluster.network.drop(self.cut, *self.matches(self.cluster.number(stage.holder)))
+        node = self.cluster.number(stage.holder)
+        if self.isolates_member:
+            self.cluster.network.silence(self.cut, node)
+        self.cluster.network.drop(self.cut, *self.matches(node))
 
     async def heal(self, stage: Stage) -> None:
         self.cluster.network.mend(self.cut)
@@ -113,6 +119,7 @@ class Slow(ChaosFault):
 
 class IsolateNode(_Cut):
     name = "isolate-node"
+    isolates_member = True
     proves = (
         "The holder reaches its own member of etcd alone, and no other member reaches that one: it answers no read."
     )
@@ -126,6 +133,7 @@ class IsolateNode(_Cut):
 
 class IsolateMember(_Cut):
     name = "isolate-member"
+    isolates_member = True
     proves = "No member of etcd reaches the one on the holder's machine: the holder goes on with another one."
 
     def matches(self, node: int) -> tuple[str, ...]:
