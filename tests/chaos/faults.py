@@ -1,6 +1,7 @@
 """What breaks in a chaos run, beside the faults of the demo: the network, whole nodes, and pairs of processes."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from abc import abstractmethod
@@ -24,6 +25,8 @@ from supervisor.demo.store_faults import KillEtcdLeaderWithHolder
 from tests.chaos import bed
 from tests.chaos.bed import ChaosCluster
 
+BACK = 20.0
+"""Seconds for a supervisor to start on a busy machine."""
 DELAY = 0.1
 """Seconds each way."""
 
@@ -179,14 +182,33 @@ class StopSupervisorAndKeeper(ChaosFault):
 
 class KillSupervisorAndKeeper(ChaosFault):
     name = "kill-supervisor-and-keeper"
-    proves = "Both of them die, and are started again within the authority, as systemd does: the services are adopted."
+    proves = (
+        "Both of them die, and are started again within the authority, as systemd does: the services are adopted. On a "
+        "machine so busy that the start takes longer than that, nobody ends them until then."
+    )
 
     async def inject(self, stage: Stage) -> None:
         keeper = keeper_of(stage, stage.holder)
+        began = boot_time()
         stage.cluster.kill_supervisor(stage.holder)
         send(keeper, signal.SIGKILL, "the keeper")
         await asyncio.sleep(0.5)
         stage.cluster.start_node(stage.holder)
+        self.back = asyncio.create_task(self._wait(stage, stage.holder, keeper, began))
+
+    async def _wait(self, stage: Stage, node: str, keeper: int, began: float) -> None:
+        """Until its new supervisor tells of a new keeper."""
+
+        def back() -> bool:
+            with contextlib.suppress(FaultError):
+                return keeper_of(stage, node) != keeper
+            return False
+
+        await stage.watcher.until(back, boot_time() + BACK)
+        self.excuses = [Excuse("both-killed", node, began, boot_time() + 1.0)]
+
+    async def heal(self, stage: Stage) -> None:
+        await self.back
 
 
 class StopStandby(ChaosFault):

@@ -26,6 +26,8 @@ from tests.chaos.faults import NAMES, ChaosFault, Excuse, go_together
 START = 30.0
 """Seconds, besides two TTLs, until all services run somewhere, at the start and after each fault."""
 SETTLE = 1.0
+LAST = 150
+"""Lines of each supervisor's log that are shown of a run that is not ok."""
 THAW = 0.1
 """Seconds for which the services of a node that was frozen and thawed may run on (docs/election.md, rule 20)."""
 
@@ -41,6 +43,8 @@ class Run:
     events: list[Event] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     excuses: list[Excuse] = field(default_factory=list)
+    timeline: bool = False
+    """It is shown also where the run is ok."""
     trouble: str | None = None
     begun: list[float] = field(default_factory=list)
     """When each step's first fault was injected (boot-time seconds)."""
@@ -66,7 +70,11 @@ async def play(run: Run, names: list[str], steps: int) -> dict[str, Any]:
                 if run.trouble is None:
                     await _step(run, watcher, names)
             observed = await watcher.finish_observer()
-    return _result(run, watcher, observed)
+        result = _result(run, watcher, observed)
+        if run.timeline or not result["ok"]:
+            for node in cluster.nodes.values():
+                run.events += [Event(boot_time(), f"{node.name}: {line}") for line in node.last_lines(LAST)]
+    return result
 
 
 async def _settled(run: Run, watcher: Watcher, when: str) -> None:
@@ -74,7 +82,6 @@ async def _settled(run: Run, watcher: Watcher, when: str) -> None:
         run.trouble = f"{when}: no node had all services running"
         for node in watcher.cluster.nodes.values():
             run.say(f"{node.name} at the end: {(watcher.statuses[node.name] or {}).get('why', 'no answer')}")
-            run.events += [Event(boot_time(), f"  {line}") for line in node.last_lines(20)]
 
 
 async def _step(run: Run, watcher: Watcher, names: list[str]) -> None:
@@ -173,10 +180,10 @@ def main() -> int:
     parser.add_argument("--timeline", action="store_true", help="print it also where the run is ok")
     arguments = parser.parse_args()
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    run = Run(arguments.seed, arguments.ttl, arguments.lasts)
+    run = Run(arguments.seed, arguments.ttl, arguments.lasts, timeline=arguments.timeline)
     with asyncio.Runner(loop_factory=boot_time_loop) as runner:
         result = runner.run(play(run, arguments.faults.split(","), arguments.steps))
-    if arguments.timeline or not result["ok"]:
+    if run.timeline or not result["ok"]:
         began = min(event.at for event in run.events)
         for event in sorted(run.events, key=lambda event: event.at):
             print(f"{event.at - began:9.3f}  {event.what}", file=sys.stderr)
