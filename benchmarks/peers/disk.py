@@ -41,7 +41,7 @@ class FreezableDisk:
         return None
 
     def __enter__(self) -> "FreezableDisk":
-        self.path.mkdir(parents=True)
+        self.path.mkdir()
         image = self.folder / "image"
         with image.open("wb") as file:
             file.truncate(SIZE)

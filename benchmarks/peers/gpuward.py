@@ -25,7 +25,7 @@ class Gpuward(Peer):
         return Path(sys.executable)
 
     def configure(self) -> None:
-        self._node = node = NodeBed(self.folder / "n1", f"/{self.folder.parent.name}-{self.name}", ttl=LONG_TTL)
+        self._node = node = NodeBed(self.folder / "n1", f"/{self.folder.parent.name}/{self.folder.name}", ttl=LONG_TTL)
         node.config["watchdog"] = {}
         for service in self.services:
             keys = {"restart": RESTART, "ready_after": "100ms", "stop_timeout": STOP_SECONDS}

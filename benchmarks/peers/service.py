@@ -61,14 +61,14 @@ class Service:
         """(pid in its own namespace, start in CLOCK_MONOTONIC nanoseconds) of every start so far, the last one last."""
         return stamps(self.folder / self.name)
 
+    def told(self, name: str) -> int | None:
+        """What it has written to the file NAME-… beside its stamps."""
+        rows = stamps(self.folder / f"{self.name}-{name}")
+        return rows[-1][1] if rows else None
+
     def started(self, after: int) -> int | None:
         """The first start after this moment, in nanoseconds."""
         return next((at for _, at in self.stamps() if at > after), None)
-
-
-def services(program: Path, folder: Path, count: int) -> list[Service]:
-    """Plain ones."""
-    return [Service(f"s{number}", program, folder) for number in range(count)]
 
 
 def stamps(path: Path) -> list[tuple[int, int]]:

@@ -60,7 +60,7 @@ class Systemd(Peer):
 
     @property
     def _group(self) -> str:
-        return f"/{self.folder.parent.name}-{self.folder.name}"
+        return f"/{self.folder.parent.name}/{self.folder.name}"
 
     def configure(self) -> None:
         units = self.folder / "units"
