@@ -1,19 +1,17 @@
 """The place of a comparison: one folder and one cgroup, gone at the end, however that comes."""
 
-import contextlib
 import itertools
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.peers import guardian
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.service import BenchmarkError, Service, compiled, until
-from supervisor.cgroup import Group
-from supervisor.demo import cleanup
+from supervisor.cgroup import Group, mount_point
 
 START_SECONDS = 180.0
 """Limit for the start of all services; monit takes a minute for 200."""
@@ -29,15 +27,16 @@ class Bed:
         self._numbers = itertools.count()
 
     def services(self, count: int, **extra: Sequence[str]) -> list[Service]:
-        """So many plain ones, s0 …, and one more for each keyword: its name, and its further arguments."""
-        folder = Path(tempfile.mkdtemp(dir=self.folder, prefix="stamps-"))
+        """For one peer: so many plain ones, s0 …, and one more for each keyword: its name, its further arguments."""
+        folder = self.folder / f"{next(self._numbers)}" / "stamps"
+        folder.mkdir(parents=True)
         names: dict[str, Sequence[str]] = {f"s{number}": () for number in range(count)}
         return [Service(name, self.program, folder, tuple(words)) for name, words in (names | extra).items()]
 
     @contextmanager
     def running(self, kind: type[Peer], services: Sequence[Service]) -> Iterator[tuple[Peer, float]]:
         """A peer with all its services started, and the seconds that took. Raises BenchmarkError."""
-        peer = kind(self.folder / f"{kind.name}-{next(self._numbers)}", services)
+        peer = kind(services[0].folder.parent, services)
         try:
             began = time.monotonic_ns()
             peer.start()
@@ -61,13 +60,11 @@ class Bed:
 def bed() -> Iterator[Bed]:
     """A guardian beside it removes everything also where this process is killed."""
     folder = Path(tempfile.mkdtemp(prefix="gpuward-peers-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
-    group = f"/{folder.name}" if os.geteuid() == 0 else None
-    guardian = cleanup.start_guardian(folder, group, dict(os.environ))
+    group = f"/{folder.name}" if os.geteuid() == 0 and mount_point() is not None else None
+    guard = guardian.start(folder, group)
     try:
         if group is not None:
-            with contextlib.suppress(FileNotFoundError):
-                Group.open(group, make=True).close()
+            Group.open(group, make=True).close()
         yield Bed(folder)
     finally:
-        cleanup.dismiss(guardian)
-        shutil.rmtree(folder, ignore_errors=True)
+        guardian.dismiss(guard)

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import tempfile
 import time
-from pathlib import Path
 
 from benchmarks.peers.bed import Bed
-from benchmarks.peers.disk import FreezableDisk, in_d_state
+from benchmarks.peers.disk import FreezableDisk, freezable_disk, in_d_state
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.service import BenchmarkError, came, until
 
@@ -36,7 +34,7 @@ def grandchild_ended(bed: Bed, kind: type[Peer]) -> str:
 def second_copy(bed: Bed, kind: type[Peer]) -> str:
     """A service hangs in the kernel and is to be restarted: is a second copy started beside the one that cannot end?
     And is another service, killed meanwhile, restarted as ever?"""
-    with FreezableDisk(Path(tempfile.mkdtemp(dir=bed.folder, prefix="disk-"))) as disk:
+    with freezable_disk(bed.folder) as disk:
         file = disk.path / "file"
         file.touch()
         services = bed.services(1, stuck=("write", str(file)))

@@ -42,7 +42,6 @@ class Gpuward(Peer):
 
     def start(self) -> None:
         if self._node is None:
-            self.folder.mkdir()
             self.configure()
         self.process = self.node.start().process
 

@@ -18,9 +18,9 @@ STOP_SECONDS = 2
 
 
 class Peer(ABC):
-    """One supervisor with its services, everything of it in `folder`; `end` leaves none of its processes.
+    """One supervisor with its services, everything of both in `folder`; `end` leaves none of their processes.
 
-    All of its own processes name the folder in their environment or arguments, and are found by that.
+    All of them name something below the folder in their environment or arguments, and are found by that.
     """
 
     name: ClassVar[str]
@@ -67,7 +67,6 @@ class Peer(ABC):
     def start(self) -> None:
         """Configure it, and start it; does not wait. Again: start it beside what an earlier run left."""
         if self.process is None:
-            self.folder.mkdir()
             self.configure()
         with (self.folder / "out").open("ab") as output:
             self.process = subprocess.Popen(
