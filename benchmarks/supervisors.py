@@ -207,7 +207,8 @@ def main() -> None:
         for kind in kinds:
             measure_edges(place, kind, table[kind.name])
         log = measure_log(place) if Gpuward in kinds else ""
-    print(f"{options.kills} kills of each; {options.idle:g} s of idling.\n\n{markdown(table, options.many)}\n\n{log}")
+    print(f"{options.kills} kills of each; {options.idle:g} s of idling; bold: right.")
+    print(f"\n{markdown(table, options.many)}\n\n{log}")
     troubles = [*(f"{name}: not compared: {why}" for name, why in missing.items())]
     troubles += [trouble for figures in table.values() for trouble in figures.troubles]
     print("".join(f"\n- {' '.join(trouble.split())}" for trouble in troubles))

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from benchmarks.peers import guardian
@@ -23,8 +24,17 @@ class Bed:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.program = compiled(folder)
         self._numbers = itertools.count()
+
+    @cached_property
+    def program(self) -> Path:
+        """The service. Raises BenchmarkError where there is no compiler."""
+        return compiled(self.folder)
+
+    @property
+    def group(self) -> str:
+        """The cgroup that is removed with it."""
+        return f"/{self.folder.name}"
 
     def services(self, count: int, **extra: Sequence[str]) -> list[Service]:
         """For one peer: so many plain ones, s0 …, and one more for each keyword: its name, its further arguments."""
@@ -60,11 +70,12 @@ class Bed:
 def bed() -> Iterator[Bed]:
     """A guardian beside it removes everything also where this process is killed."""
     folder = Path(tempfile.mkdtemp(prefix="gpuward-peers-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
-    group = f"/{folder.name}" if os.geteuid() == 0 and mount_point() is not None else None
+    place = Bed(folder)
+    group = place.group if os.geteuid() == 0 and mount_point() is not None else None
     guard = guardian.start(folder, group)
     try:
         if group is not None:
             Group.open(group, make=True).close()
-        yield Bed(folder)
+        yield place
     finally:
         guardian.dismiss(guard)

@@ -1,4 +1,7 @@
-"""Whether a supervisor is right where it is hard to be: three questions, each answered by looking from outside."""
+"""Whether a supervisor is right where it is hard to be: three questions, each answered by looking from outside.
+
+The right answer is bold.
+"""
 
 import os
 import signal
@@ -60,7 +63,7 @@ def _while_frozen(peer: Peer, disk: FreezableDisk) -> str:
     finally:
         asked.kill()
         asked.wait()
-    return ("**yes**" if twice else "no") + ("" if goes_on else ", restarts no other one meanwhile")
+    return ("yes" if twice else "**no**") + ("" if goes_on else ", restarts no other one meanwhile")
 
 
 def killed_and_started_again(bed: Bed, kind: type[Peer]) -> str:
