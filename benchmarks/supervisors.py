@@ -67,8 +67,16 @@ class Figures:
 Table = dict[str, Figures]
 
 
-def measure_idle(bed: Bed, kind: type[Peer], count: int, seconds: float, figures: Figures) -> None:
-    """One peer alone with so many services; fills in `idle`, `start` and `pss`."""
+def measure_alone(bed: Bed, kind: type[Peer], count: int, seconds: float, figures: Figures) -> None:
+    """One peer alone with so many services; fills in `idle`, `start` and `pss`, or `troubles`."""
+    try:
+        _measure_alone(bed, kind, count, seconds, figures)
+    except (BenchmarkError, OSError) as error:
+        figures.troubles.append(str(error))
+        say(str(error))
+
+
+def _measure_alone(bed: Bed, kind: type[Peer], count: int, seconds: float, figures: Figures) -> None:
     with bed.running(kind, bed.services(count)) as (peer, took):
         time.sleep(SETTLE)
         before, began = cpu_of(peer.own()), time.monotonic()
@@ -99,7 +107,7 @@ def measure_restarts(bed: Bed, kinds: Sequence[type[Peer]], kills: int, table: T
             for peer in list(peers):
                 try:
                     table[peer.name].restarts.append(_restart(peer, kill % FEW))
-                except BenchmarkError as error:
+                except (BenchmarkError, OSError) as error:
                     table[peer.name].troubles.append(str(error))
                     peers.remove(peer)
             time.sleep(BETWEEN)
@@ -173,15 +181,6 @@ def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _attempt(step: Callable[[], None], figures: Figures) -> None:
-    """What one peer does not do must not cost the figures of the others."""
-    try:
-        step()
-    except (BenchmarkError, OSError) as error:
-        figures.troubles.append(str(error))
-        say(str(error))
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare supervisors.")
     parser.add_argument("--kills", type=int, default=60, help="of each peer")
@@ -191,25 +190,36 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def measure(place: Bed, kinds: Sequence[type[Peer]], options: argparse.Namespace) -> tuple[Table, str]:
+    """All figures, and the sentence on logs. Raises BenchmarkError where nothing can be measured."""
+    say(f"services: {place.program}")
+    table = {kind.name: Figures() for kind in kinds}
+    for count in (FEW, options.many):
+        for kind in random.sample(kinds, len(kinds)):
+            measure_alone(place, kind, count, options.idle, table[kind.name])
+    say(f"{options.kills} kills of each")
+    measure_restarts(place, kinds, options.kills, table)
+    for kind in kinds:
+        measure_edges(place, kind, table[kind.name])
+    try:
+        return table, measure_log(place) if Gpuward in kinds else ""
+    except BenchmarkError as error:
+        return table, str(error)
+
+
 def main() -> None:
     options = _options()
     wanted = [kind for kind in PEERS if kind.name in options.peers.split(",")]
     missing = {kind.name: why for kind in wanted if (why := kind.unavailable()) is not None}
-    kinds = [kind for kind in wanted if kind.name not in missing]
-    table = {kind.name: Figures() for kind in kinds}
-    with bed() as place:
-        for count in (FEW, options.many):
-            for kind in random.sample(kinds, len(kinds)):
-                figures = table[kind.name]
-                _attempt(lambda: measure_idle(place, kind, count, options.idle, figures), figures)  # noqa: B023
-        say(f"{options.kills} kills of each")
-        measure_restarts(place, kinds, options.kills, table)
-        for kind in kinds:
-            measure_edges(place, kind, table[kind.name])
-        log = measure_log(place) if Gpuward in kinds else ""
+    try:
+        with bed() as place:
+            table, log = measure(place, [kind for kind in wanted if kind.name not in missing], options)
+    except BenchmarkError as error:
+        print(f"Not measured: {error}.")
+        return
     print(f"{options.kills} kills of each; {options.idle:g} s of idling; bold: right.")
     print(f"\n{markdown(table, options.many)}\n\n{log}")
-    troubles = [*(f"{name}: not compared: {why}" for name, why in missing.items())]
+    troubles = [f"{name}: not compared: {why}" for name, why in missing.items()]
     troubles += [trouble for figures in table.values() for trouble in figures.troubles]
     print("".join(f"\n- {' '.join(trouble.split())}" for trouble in troubles))
 

@@ -53,7 +53,8 @@ class Bed:
             waiting = list(services)
 
             def started() -> bool:
-                waiting[:] = [service for service in waiting if service.started(began) is None]
+                while waiting and waiting[-1].started(began) is not None:  # one file a look: this is to cost nothing
+                    waiting.pop()
                 return not waiting
 
             try:
