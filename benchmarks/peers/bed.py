@@ -48,6 +48,7 @@ class Bed:
         """A peer with all its services started, and the seconds that took. Raises BenchmarkError."""
         peer = kind(services[0].folder.parent, services)
         try:
+            peer.configure()
             began = time.monotonic_ns()
             peer.start()
             waiting = list(services)

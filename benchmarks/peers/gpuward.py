@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from benchmarks.peers.peer import STOP_SECONDS, Peer
 from benchmarks.peers.service import Service
 from supervisor.demo import cleanup
@@ -31,19 +33,23 @@ class Gpuward(Peer):
             keys = {"restart": RESTART, "ready_after": "100ms", "stop_timeout": STOP_SECONDS}
             node.add_service(service.name, *service.command, **keys)
         node.after_an_orderly_end()
+        self._file.write_text(yaml.safe_dump(node.config))
 
     @property
     def node(self) -> NodeBed:
         assert self._node is not None, "not started"
         return self._node
 
+    @property
+    def _file(self) -> Path:
+        return self.folder / "gpuward.yml"
+
     def command(self) -> list[str]:
         return self._command("run")
 
     def start(self) -> None:
-        if self._node is None:
-            self.configure()
-        self.process = self.node.start().process
+        super().start()
+        self.node.process = self.process
 
     def stop_command(self, service: str) -> list[str]:
         return self._command("service", "stop", service, "--wait")
@@ -57,8 +63,5 @@ class Gpuward(Peer):
             cleanup.remove_group(self._node.cgroup)
         cleanup.kill_all(self.folder)
 
-    def said(self) -> str:
-        return "" if self._node is None else self._node.output()[-2000:]
-
     def _command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "supervisor.entry", *words, "--config", str(self.node.folder / "gpuward.yml")]
+        return [sys.executable, "-m", "supervisor.entry", *words, "--config", str(self._file)]

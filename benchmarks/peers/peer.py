@@ -43,7 +43,7 @@ class Peer(ABC):
 
     @abstractmethod
     def configure(self) -> None:
-        """Write its files."""
+        """Write its files; before the first start."""
 
     @abstractmethod
     def command(self) -> list[str]:
@@ -65,9 +65,7 @@ class Peer(ABC):
         return {"PATH": os.environ["PATH"], "PEER_FOLDER": f"{self.folder}/", **self.variables()}
 
     def start(self) -> None:
-        """Configure it, and start it; does not wait. Again: start it beside what an earlier run left."""
-        if self.process is None:
-            self.configure()
+        """Does not wait. Again: it is started beside what an earlier run left."""
         with (self.folder / "out").open("ab") as output:
             self.process = subprocess.Popen(
                 self.command(),

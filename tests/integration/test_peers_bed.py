@@ -24,7 +24,6 @@ from benchmarks.peers.runit import Runit
 
 class Shell(Runit):
     name = "shell"
-    def configure(self): pass
     def command(self): return ["sleep", "1000"]
 
 with bed() as place, freezable_disk(place.folder) as disk:
