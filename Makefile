@@ -35,6 +35,7 @@ chaos: .venv/.dev ## random faults on three nodes and a real etcd, from fresh se
 
 bench: .venv/.dev ## the numbers of docs/benchmarks.md; all take more than an hour, ONLY="adoption lock_run" minutes
 	@tools/install-etcd.sh
+	@$(if $(filter supervisors,$(or $(ONLY),supervisors)),tools/install-peers.sh)
 	$(BIN)/python -m benchmarks.run $(ONLY)
 
 clean: ## remove what these targets made

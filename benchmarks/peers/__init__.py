@@ -1,0 +1,1 @@
+"""The supervisors of benchmarks/supervisors.py, each behind the same few methods."""
