@@ -29,9 +29,9 @@ check: .venv/.dev ## format, lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-chaos: .venv/.dev ## random faults on three nodes and a real etcd, from fresh seeds; RUNS=60, SEED=N
+chaos: .venv/.dev ## random faults on three nodes and a real etcd, from fresh seeds; RUNS=60, SEED=N, JOBS=1
 	@tools/install-containers.sh & tools/install-etcd.sh; etcd=$$?; wait $$! && exit $$etcd
-	$(BIN)/python -m tests.chaos.many --runs $(or $(RUNS),60) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.many --runs $(or $(RUNS),60) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED))
 
 bench: .venv/.dev ## the numbers of docs/benchmarks.md; all take more than an hour, ONLY="adoption lock_run" minutes
 	@tools/install-etcd.sh

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
-BEAT = 0.25
+BEAT = 0.5
 """Seconds. The loop looks at the clock at least this often: it notices oversleeping, and acts on fitness."""
 DISK = 2.0
 """Seconds allowed for one small fsynced write: a dead disk holds nothing up but the claim that depends on it."""

@@ -26,7 +26,7 @@ from supervisor.service.requests import Act, Decision, Seen, Verb, decide
 from supervisor.service.runner import KILL_WAIT, Runner
 from supervisor.service.states import ALIVE, State
 
-LIFE_EVERY = 0.25
+LIFE_EVERY = 0.5
 """Seconds between signs of life. The lease is refreshed only if the last one is younger than 2 s (rule 4)."""
 AFTER_KILL = 0.5
 """Seconds that a stop waits, after its kill, to see everything empty: a kill takes 15 ms, a dump of memory longer."""

@@ -22,7 +22,7 @@ from supervisor.service.states import ALIVE, State
 from supervisor.watchdog.snapshot import ServiceSeen, Target, Who, look
 from supervisor.watchdog.verdict import History, Kind, Rules, Verdict, decide, forget_suspicions, offenders
 
-LIFE_EVERY = 0.25
+LIFE_EVERY = 0.5
 """Seconds between signs of life (rule 4 asks for one in 2 s)."""
 LOOK_LIMIT = 5.0
 """Seconds for one look; a look that takes longer is left behind, and nothing is concluded from it."""
