@@ -156,7 +156,7 @@ def seconds_for(fault: str) -> str:
     return f"{faults.make(fault).needs(TTLS.get(fault, TTL)):g}s"
 
 
-ON_LOCAL = ("none", "stop-supervisor", "kill-node", "delete-key", "delete-prefix")
+ON_LOCAL = ("stop-supervisor", "kill-node")
 """The others are shown on etcd alone, to save time: one suite runs over both stores (test_store_conformance.py)."""
 CASES = [("local", name) for name in ON_LOCAL] + [("etcd", name) for name in faults.NAMES]
 

@@ -1,6 +1,6 @@
 """One chaos run: faults from a seed on three real nodes and a real etcd, and what an observer saw of it.
 
-    unshare --net python -m tests.chaos.run --seed N [--steps 3] [--faults a,b] [--ttl 6] [--timeline]
+    unshare --net python -m tests.chaos.run --seed N [--steps 3] [--faults a,b] [--each] [--ttl 6] [--timeline]
 
 Needs root, and a network namespace of its own. The last line of stdout is the result as one JSON object; a run that is
 not ok prints its timeline on stderr. Exit status 0: ok.
@@ -48,6 +48,8 @@ class Run:
     trouble: str | None = None
     begun: list[float] = field(default_factory=list)
     """When each step's first fault was injected (boot-time seconds)."""
+    takeovers: list[int] = field(default_factory=list)
+    """Of each step."""
     not_done: list[str] = field(default_factory=list)
     """Faults that had nothing to break, since the one before had broken it already."""
 
@@ -61,14 +63,17 @@ class Run:
         self.notice(Event(boot_time(), what))
 
 
-async def play(run: Run, names: list[str], steps: int) -> dict[str, Any]:
-    """The whole run; the result."""
+async def play(run: Run, names: list[str], steps: int | None) -> dict[str, Any]:
+    """The whole run, `steps` drawn from `names`, or (None) each of them once; the result."""
+    drawn = [[name] for name in names] if steps is None else [_choose(run, names) for _ in range(steps)]
     with ChaosCluster(run.ttl) as cluster:
         async with Watcher(cluster, run.notice) as watcher:
             await _settled(run, watcher, "at the start")
-            for _ in range(steps):
+            for chosen in drawn:
                 if run.trouble is None:
-                    await _step(run, watcher, names)
+                    before = len(watcher.terms)
+                    await _step(run, watcher, chosen)
+                    run.takeovers.append(len(watcher.terms) - before)
             observed = await watcher.finish_observer()
         result = _result(run, watcher, observed)
         if run.timeline or not result["ok"]:
@@ -91,7 +96,7 @@ async def _step(run: Run, watcher: Watcher, names: list[str]) -> None:
     if holder is None:
         await _settled(run, watcher, "between two faults")
         return
-    chosen = [NAMES[name]() for name in _choose(run, names)]
+    chosen = [NAMES[name]() for name in names]
     stage = Stage(watcher.cluster, watcher, holder)
     run.faults.append("+".join(fault.name for fault in chosen))
     begun: list[Fault] = []
@@ -158,6 +163,7 @@ def _result(run: Run, watcher: Watcher, observed: dict[str, Any]) -> dict[str, A
         "seed": run.seed,
         "ttl_s": run.ttl,
         "faults": run.faults,
+        "takeovers_by_step": run.takeovers,
         "takeovers": takeovers,
         "overlap_s": round(overlaps.get("", 0.0), 3),
         "excused_s": {kind: round(seconds, 3) for kind, seconds in overlaps.items() if kind},
@@ -174,6 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="One chaos run.")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--each", action="store_true", help="each fault once, in the order given")
     parser.add_argument("--faults", default=",".join(NAMES), help="names, separated by commas")
     parser.add_argument("--ttl", type=int, default=6)
     parser.add_argument("--lasts", type=float, help="of a TTL: how long each fault lasts; default: from the seed")
@@ -182,7 +189,7 @@ def main() -> int:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     run = Run(arguments.seed, arguments.ttl, arguments.lasts, timeline=arguments.timeline)
     with asyncio.Runner(loop_factory=boot_time_loop) as runner:
-        result = runner.run(play(run, arguments.faults.split(","), arguments.steps))
+        result = runner.run(play(run, arguments.faults.split(","), None if arguments.each else arguments.steps))
     if run.timeline or not result["ok"]:
         began = min(event.at for event in run.events)
         for event in sorted(run.events, key=lambda event: event.at):

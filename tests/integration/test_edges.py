@@ -101,10 +101,11 @@ async def test_a_signal_for_the_inside_of_a_container_spares_the_sidecars_and_a_
         cgroup.close()
         assert _lives(row["sidecars"][0]["pid"])
         assert _lives(row["pid"])
-        await runner.hand.terminate()  # nothing runs inside: the client is told, and so is the sidecar
-        runner.hand._runtime = None
+        await node.services.request("s", Verb.STOP, no_start="")  # nothing runs inside: client and sidecar are told
         await until((keeper.run / "told").exists, "the sidecar's SIGTERM")
+        runner.hand._runtime = None
         await until(lambda: not _lives(row["pid"]), "the end of the client")
+        await node.state("s", State.STOPPED)
 
 
 async def test_what_is_told_of_a_drain_that_a_sidecar_has_cut_short_is_true(keeper: Bed) -> None:
