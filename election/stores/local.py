@@ -2,7 +2,7 @@
 
 The same promises as etcd's: one revision for all, guarded transactions, leases, watches. Time is the boot-time clock,
 which all processes of a machine share; a file from before a reboot has lost its leases, as etcd would have expired
-them. Nobody serves the file: whoever touches it deletes what has expired, and watchers poll it.
+them. Nobody serves the file: whoever touches it deletes what has expired, and watchers poll it while somebody writes.
 
 Write-ahead logging, because readers and polls then never hold up a commit, and a commit is one fsync; `synchronous`
 is FULL, because a commit that a power cut takes back would let a fencing token be given twice (sqlite.org/wal.html,
@@ -18,7 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TypeVar
+from typing import Self, TypeVar
+
+from asyncinotify import Event, Inotify, Mask
 
 from election.clock import Clock
 from election.store import Change, Committed, ErrorClass, Granted, Snapshot, StoreError, Txn
@@ -27,7 +29,13 @@ from election.stores.local_file import LocalFile
 T = TypeVar("T")
 
 POLL = 0.05
-"""Seconds between polls of a watch."""
+"""Seconds between polls of a watch while somebody writes, or where inotify is not to be had."""
+LIVELY = 1.0
+"""Seconds for which that goes on after a write: inotify tells of it before it is on disk and can be seen."""
+QUIET = 1.0
+"""Seconds between polls otherwise: a slow disk may have made a commit visible later than that."""
+MANY = 100
+"""Events that are read at once."""
 POLL_LIMIT = 2.0
 """Seconds that one poll may take."""
 LONGEST_PAUSE = 1.0
@@ -60,6 +68,46 @@ class _Worker:
                 future.set_result(job())
             except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the result
                 future.set_exception(error)
+
+
+class _Writes:
+    """Whether somebody writes to the file, as inotify tells it; where that is not to be had, always."""
+
+    def __init__(self, path: Path) -> None:
+        self._names = (path.name, f"{path.name}-wal")
+        self._inotify: Inotify | None = None
+        try:
+            self._inotify = Inotify(cache_size=MANY)
+            self._inotify.add_watch(path.parent, Mask.MODIFY | Mask.CREATE | Mask.MOVED_TO | Mask.DELETE)
+        except OSError:
+            self.__exit__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    async def within(self, seconds: float) -> bool:
+        """Waits for so long at most. True: somebody writes, or it cannot be told."""
+        if self._inotify is None:
+            await asyncio.sleep(min(seconds, POLL))
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._matters(await self._inotify.get()):
+                    pass
+        except TimeoutError:
+            return False
+        except OSError:
+            self.__exit__()
+        return True
+
+    def _matters(self, event: Event) -> bool:
+        """A file of ours, a folder that went away, or a full queue."""
+        return event.name is None or str(event.name) in self._names
 
 
 class LocalStore:
@@ -96,22 +144,29 @@ class LocalStore:
         await self._call("revocation", lambda: self._file.revoke(lease, deadline), deadline)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change | None, None]:
-        """See `LockStore`. A change is told within `POLL`, an expiry within twice that."""
-        place, pause = None, POLL
-        while not self._closed:
-            deadline, since = self._clock.now() + POLL_LIMIT, place
-            try:
-                news = await self._call("poll", lambda: self._file.poll(since, deadline), deadline)  # noqa: B023
-            except StoreError:
-                pause = min(2 * pause, LONGEST_PAUSE)
-            else:
-                pause, place = POLL, news.place
+        """See `LockStore`. A change is told within `POLL` (`QUIET`, where its commit takes longer than `LIVELY`), an
+        expiry within twice that."""
+        place, pause, lively_until = None, POLL, 0.0
+        with _Writes(self._path) as writes:
+            while not self._closed:
+                deadline, since = self._clock.now() + POLL_LIMIT, place
+                try:
+                    news = await self._call("poll", lambda: self._file.poll(since, deadline), deadline)  # noqa: B023
+                except StoreError:
+                    pause = min(2 * pause, LONGEST_PAUSE)
+                    await self._clock.sleep_until(self._clock.now() + pause)
+                    continue
+                pause, place, now = POLL, news.place, self._clock.now()
                 if news.gap:
                     yield None
                 for change in news.changes:
                     if change.key.startswith(prefix):
                         yield change
-            await self._clock.sleep_until(self._clock.now() + pause)
+                quiet = min(QUIET, max(POLL, place.next_expiry - now))
+                if now < lively_until:
+                    await self._clock.sleep_until(now + POLL)
+                elif await writes.within(quiet):
+                    lively_until = self._clock.now() + LIVELY
 
     async def close(self) -> None:
         """The file is closed and watches end. Fine to repeat."""

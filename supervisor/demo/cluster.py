@@ -164,7 +164,7 @@ class DemoCluster:
         environ = self._environ() | {MARK: f"{node.folder}/"}
         command = [sys.executable, "-m", "supervisor.entry", "run", "--config", str(node.config)]
         if self.own_clocks:
-            command = [sys.executable, "-m", skewed.__name__, str(node.config), str(node.clock)]
+            command = [sys.executable, "-m", "supervisor.cli.skewed", str(node.config), str(node.clock)]
             node.set_clock(0)
         with node.output.open("ab") as output:
             node.process = subprocess.Popen(

@@ -1,11 +1,10 @@
-"""A supervisor whose wall clock can be set from outside: `python -m supervisor.demo.skewed CONFIG OFFSET`.
+"""A wall clock that can be set from outside: a file has the seconds that it is wrong by, as a double.
 
-The file OFFSET has the seconds that its wall clock is wrong by, as a double; the boot-time clock is the real one.
+The boot-time clock is the real one.
 """
 
 import os
 import struct
-import sys
 import time
 from pathlib import Path
 
@@ -33,14 +32,3 @@ def set_offset(offset: Path, seconds: float) -> None:
         os.pwrite(fd, _SECONDS.pack(seconds), 0)
     finally:
         os.close(fd)
-
-
-def main(config: Path, offset: Path) -> int:
-    from supervisor.cli.exits import load_or_exit
-    from supervisor.daemon import main as live
-
-    return live(load_or_exit(config), SkewedClock(offset))
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
