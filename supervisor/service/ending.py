@@ -49,6 +49,9 @@ class Ending:
             if await self._until(self._hand.empty, deadline, patient=True):
                 return None
         self._pids |= set(footprint.pids())
+        soon = self._shared.clock.now() + LOOK_EVERY
+        if footprint.empty() and await self._until(self._hand.empty, soon, patient=False):
+            return None  # a cgroup that was never killed can be started in again
         await self._hand.kill()
         if await self._until(self._hand.empty, self._shared.clock.now() + KILL_WAIT, patient=False):
             return None
