@@ -3,7 +3,8 @@
 None of it makes anything unsafe: a node claims by the same rules, only later or not at all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from election.clock import Clock
 from election.membership import MemberRecord, unfit
 from election.record import Keys, Mark, SettingsRecord, SwitchoverRecord, View, timestamp, view
-from election.store import Entry, LockStore, ModIs, Put, Txn
+from election.store import Entry, LockStore, ModIs, Put, StoreError, Txn
 
 HOLD_BACK = 10.0
 """Seconds for which the others leave the claim to the target, from when they see the end."""
@@ -85,7 +86,8 @@ def included(settings: SettingsRecord, node: str) -> SettingsRecord:
 
 
 class Requests:
-    """Carries them out on the store. Calls raise `StoreError`, also where it is not known whether a change was made."""
+    """Carries them out on the store. Calls raise `StoreError`: nothing was changed where its `sent` is false, else that
+    is not known."""
 
     def __init__(self, keys: Keys, store: LockStore, clock: Clock, node: str) -> None:
         self._keys, self._store, self._clock, self._node = keys, store, clock, node
@@ -94,8 +96,9 @@ class Requests:
         return Mark(since=timestamp(self._clock.wall()), on=self._node, because=because)
 
     async def cluster(self, *, deadline: float) -> Cluster:
-        now = view(await self._store.read(self._keys.read, deadline=deadline), self._keys)
-        found = await self._store.read([self._keys.members], prefix=True, deadline=deadline)
+        with _changes_nothing():
+            now = view(await self._store.read(self._keys.read, deadline=deadline), self._keys)
+            found = await self._store.read([self._keys.members], prefix=True, deadline=deadline)
         return Cluster(now, _members(found.entries, self._keys.members))
 
     async def switch_over(self, target: str, *, deadline: float) -> SwitchoverRecord:
@@ -112,7 +115,8 @@ class Requests:
     async def change(self, change: Change, *, deadline: float) -> tuple[bool, SettingsRecord]:
         """Changes the settings: whether they were other ones before, and what they are now. Raises RefusedError."""
         for _ in range(TRIES):
-            now = view(await self._store.read(self._keys.read, deadline=deadline), self._keys)
+            with _changes_nothing():
+                now = view(await self._store.read(self._keys.read, deadline=deadline), self._keys)
             wanted = change(now.settings)
             if wanted == now.settings:
                 return False, wanted
@@ -120,6 +124,15 @@ class Requests:
             if (await self._store.commit(Txn((guard,), (put,)), deadline=deadline)).succeeded:
                 return True, wanted
         raise _overtaken()
+
+
+@contextmanager
+def _changes_nothing() -> Iterator[None]:
+    """Of a read."""
+    try:
+        yield
+    except StoreError as error:
+        raise StoreError(error.kind, str(error), sent=False) from error
 
 
 def _overtaken() -> RefusedError:

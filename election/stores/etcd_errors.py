@@ -51,7 +51,7 @@ def another_may_know(code: int, text: str) -> bool:
 
 ADVICE = {
     ErrorClass.LOST: "the lease expired or was revoked: take a new one",
-    ErrorClass.TRANSIENT: "it is tried again; `etcdctl endpoint status --cluster` shows the members",
+    ErrorClass.TRANSIENT: "`etcdctl endpoint status --cluster` shows the members",
     ErrorClass.AUTH: "docs/etcd.md shows what etcd and this node need",
     ErrorClass.NO_SPACE: "compact and defragment etcd, then `etcdctl alarm disarm`; or raise --quota-backend-bytes; "
     "docs/etcd.md has the commands",
@@ -79,7 +79,7 @@ _ADVICE = {
     COMMON_NAME: "make the certificate in `election.etcd.cert_file` anew with a subject without CN, such as /O=gpuward",
     "remote error: tls": "etcd's gateway shows the member's own certificate to the member: it needs clientAuth among "
     "its uses, not serverAuth alone",
-    "server disconnected": "it is tried again; if this etcd has TLS, write https:// in `election.etcd.endpoints`",
+    "server disconnected": "if this etcd has TLS, write https:// in `election.etcd.endpoints`",
     "closed in the tls handshake": _NO_TLS,
     "wrong_version_number": _NO_TLS,
     "record layer failure": _NO_TLS,

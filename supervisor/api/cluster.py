@@ -132,6 +132,9 @@ class ClusterRoutes:
                 return await call(deadline)
         except RefusedError as error:
             raise refusal(STATUS[error.kind], str(error)) from None
-        except (StoreError, TimeoutError) as error:
-            why = str(error) or f"no answer within {ANSWER:g} s"
-            raise refusal(503, f"the store gave no answer, so it may have been done or not: {why}") from None
+        except StoreError as error:
+            done = "it may have been done or not" if error.sent else "nothing was changed"
+            raise refusal(503, f"{done}, since the store gave no answer: {error}") from None
+        except TimeoutError:
+            why = f"the store gave no answer within {ANSWER:g} s"
+            raise refusal(503, f"it may have been done or not, since {why}") from None

@@ -89,10 +89,13 @@ def _barred(node: Node, phase: StandingBy) -> str:
 
 def _standing_by(node: Node, phase: StandingBy) -> str:
     if phase.watched is None:
-        return "has not read the store yet"
+        seen_at, now = node.elector.seen_at, node.clock.now()
+        silent = f" for {now - seen_at:.0f} s" if node.elector.seen is not None else ""
+        return f"waits for an answer of the store, which has given none{silent or ' yet'}: its endpoints may be down"
     view, unchanged = phase.watched.view, node.clock.now() - phase.watched.unchanged_since
     if view.leader is not None:
-        return f"{view.leader.node} leads; its last refresh was seen {unchanged:.1f} s ago"
+        leads = "leads" if unchanged <= node.timing.ttl else "led"
+        return f"{view.leader.node} {leads}; its last refresh was seen {unchanged:.1f} s ago"
     if view.term is not None and view.term.ended is not None:
         return "nobody leads; the last term ended in good order"
     waited = min(unchanged, node.timing.ttl)

@@ -15,7 +15,7 @@ TIMEOUT = 5.0
 """Seconds, for the connection and for each piece of an answer."""
 MAX_ANSWER = 32 * 1024 * 1024
 """Bytes: a log's 2 MiB, each of them escaped in JSON."""
-EXITS = {403: NOT_ALLOWED, 404: UNKNOWN, 409: NOT_NOW, 412: NOT_NOW}
+EXITS = {403: NOT_ALLOWED, 404: UNKNOWN, 409: NOT_NOW, 412: NOT_NOW, 503: NO_DAEMON}
 
 Answer = dict[str, Any]
 

@@ -104,6 +104,10 @@ def _headline(answer: Answer) -> Text:
     if term:
         text.append(f"{plain(answer.get('node'))} leads, token {plain(term.get('token'))}", style="green")
         return text.append(f", lease left {span(term.get('lease_left_s'))} of {span(answer.get('ttl_s'))}")
+    seen, ttl = (leader or {}).get("seen_s_ago"), answer.get("ttl_s")
+    if leader and isinstance(seen, int | float) and isinstance(ttl, int | float) and seen > ttl:
+        text.append(f"who leads is not known, the store has not answered for {span(seen)}", style="red")
+        return text.append(f"; {plain(leader.get('node'))} led then, with token {plain(leader.get('token'))}")
     if leader:
         text.append(f"{plain(leader.get('node'))} leads, token {plain(leader.get('token'))}", style="green")
         return text.append(f", {plain(leader.get('state'))}, seen {span(leader.get('seen_s_ago'))} ago")

@@ -133,5 +133,6 @@ async def test_what_changes_all_the_time_is_a_conflict_and_a_silent_store_is_an_
     with pytest.raises(RefusedError, match="ask again"):
         await asking.change(lambda settings: requests.paused(settings, MARK), deadline=1e9)
     store.inject(Fail(StoreError(ErrorClass.TRANSIENT, "as told")), on="read")
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError) as error:
         await asking.change(requests.resumed, deadline=1e9)
+    assert not error.value.sent, "a read has changed nothing"

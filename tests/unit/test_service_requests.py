@@ -107,7 +107,7 @@ def daemon(tmp_path: Path) -> Iterator[type[_Handler]]:
         thread.join()
 
 
-@pytest.mark.parametrize(("status", "code"), [(403, 77), (404, 4), (409, 75), (503, 1)])
+@pytest.mark.parametrize(("status", "code"), [(403, 77), (404, 4), (409, 75), (503, 69), (500, 1)])
 def test_a_refusal_is_one_line_and_an_exit_code(daemon: type[_Handler], tmp_path: Path, status: int, code: int) -> None:
     daemon.status, daemon.body = status, json.dumps({"error": "because\x1b[2J"}).encode()
     done = runner.invoke(app, ["service", "stop", "one", "--run-dir", str(tmp_path)])
