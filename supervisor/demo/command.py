@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 
@@ -22,8 +23,8 @@ USAGE_ERROR = 2
 START_LIMIT = 20.0
 """Seconds, besides two TTLs, until all services run somewhere. A cold start takes one TTL: nothing is known of an
 earlier term, so the first claim has to wait for it."""
-NEXT = "next: gpuward demo --fault stop-supervisor, or one node to try: README.md has the commands"
-"""After the result, for people."""
+NEXT = "next: another --fault, or one node to try: README.md has the commands"
+"""After a good result, for people."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -57,6 +58,8 @@ def _checked(store: str, fault: str, seconds: float, ttl: int, fmt: str) -> Faul
     kind = faults.make(fault)
     if not kind.available(store):
         raise DemoError(f"--fault {fault} needs --store {' or '.join(kind.stores)}")
+    if kind.needs_root and os.geteuid() != 0:
+        raise DemoError(f"--fault {fault} needs root: it works on cgroups or mounts")
     if seconds < kind.needs(ttl):
         raise DemoError(
             f"--for {seconds:g}s is too short: {fault} with a TTL of {ttl} s takes {kind.needs(ttl):g} s to show"
@@ -102,7 +105,8 @@ async def _demo(store: str, fault: Fault, seconds: float, ttl: int, fmt: str) ->
     if fmt == "json":
         print(json.dumps(result), flush=True)
     else:
-        text = [*screen.untold(), *report.lines(result, fault.proves, fault.takeovers), NEXT]
+        text = [*screen.untold(), *report.lines(result, fault.proves, fault.takeovers)]
+        text += [NEXT] if result["ok"] else []
         print("\n".join(text), flush=True)
     return 0 if result["ok"] else 1
 
@@ -138,7 +142,8 @@ async def _play(fault: Fault, watcher: Watcher, screen: Plain, until: float) -> 
         trouble = f"fault {fault.name}: {error}"
     finally:
         await fault.heal(stage)
-    screen.notice(Event(boot_time(), f"fault {fault.name} is over"))
+    left = f"; for {until - boot_time():.0f} s more it is watched what comes of it" if boot_time() < until else ""
+    screen.notice(Event(boot_time(), f"fault {fault.name} is over{left}"))
     await _sleep_until(until)
     return trouble or fault.unproven(stage)
 

@@ -43,6 +43,7 @@ class Fault:
     takeovers: ClassVar[int] = 0
     """How many take-overs must follow: neither more nor fewer."""
     stores: ClassVar[tuple[str, ...]] = ("local", "etcd")
+    needs_root: ClassVar[bool] = False
     small_disks: ClassVar[bool] = False
     own_clocks: ClassVar[bool] = False
     """What it needs of the cluster: see DemoCluster."""

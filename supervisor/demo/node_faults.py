@@ -78,6 +78,7 @@ class KillService(Fault):
 
 class KillKeeper(Fault):
     name = "kill-keeper"
+    needs_root = True
     proves = "The keeper is killed: its supervisor starts another, which adopts the services; none of them ends."
 
     def __init__(self) -> None:
@@ -136,6 +137,7 @@ class KillNode(Fault):
 
 class UnkillableHolder(Fault):
     name = "unkillable-holder"
+    needs_root = True
     proves = "A process on the GPU that SIGKILL does not end keeps its node out, and a standby takes over all the same."
     takeovers = 1
     file: UnansweredFile | None = None
@@ -180,7 +182,7 @@ class HangingStep(Switchover):
 class DiskFull(KillService):
     name = "disk-full"
     proves = "The holder's disk is full: its services run on, one that dies is started again, nothing changes hands."
-    small_disks = True
+    needs_root = small_disks = True
 
     async def inject(self, stage: Stage) -> None:
         self.filling = stage.cluster.nodes[stage.holder].folder / "filling"

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,6 +206,14 @@ def test_wrong_use_says_what_was_expected_and_starts_nothing(
 ) -> None:
     assert run_demo(*arguments) == 2
     assert said in capfd.readouterr().err
+
+
+def test_a_fault_that_needs_root_is_refused_at_once_without(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run_demo("local", "disk-full", 60, 9, "text") == 2
+    assert "needs root" in capfd.readouterr().err
 
 
 def test_each_fault_has_a_name_of_its_own_says_what_it_proves_and_fits_into_the_default_demo() -> None:
