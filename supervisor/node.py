@@ -300,7 +300,7 @@ class Node:
 
     def note(self, text: str) -> None:
         log.info(text)
-        self.events.append({"at": timestamp(self.clock.wall()), "what": text})
+        add_event(self.events, timestamp(self.clock.wall()), text)
 
     # --- take-over and end, one at a time: the later wins
 
@@ -558,6 +558,19 @@ def _logs(config: Config) -> dict[str, tuple[Path, Log]]:
             path = sidecar_log(config.paths.log, name, sidecar)
             found[path.stem] = (path, spec.log)
     return found
+
+
+def add_event(events: deque[dict[str, Any]], at: str, text: str) -> None:
+    """What says the same as one of the last two but for its numbers takes its place: a store that is down for an hour
+    leaves room for the rest."""
+    row: dict[str, Any] = {"at": at, "what": text}
+    for index in range(len(events) - 1, max(-1, len(events) - 3), -1):
+        before = events[index]
+        if _without_numbers(before["what"]) == _without_numbers(text):
+            del events[index]
+            row["times"] = before.get("times", 1) + 1
+            break
+    events.append(row)
 
 
 def _without_numbers(text: str) -> str:

@@ -253,6 +253,8 @@ def go_together(one: str, other: str) -> bool:
     """May both be played at once? Supervisor and keeper of one node disabled is a fault of its own, and what cannot be
     killed cannot be waited for."""
     both = {one, other}
+    if KillSupervisorAndKeeper.name in both and both & (SUPERVISOR | KEEPER | KILLS - {KillSupervisorAndKeeper.name}):
+        return False
     unkillable = UnkillableHolder.name in both and bool(both & (SUPERVISOR | KEEPER | KILLS))
     return not both & ALONE and not unkillable and not (both & SUPERVISOR and both & KEEPER)
 

@@ -101,6 +101,7 @@ def test_how_long_it_took_until_another_node_ran_counts_from_the_fault() -> None
 def test_supervisor_and_keeper_of_a_node_are_not_disabled_by_two_faults_at_once() -> None:
     assert not go_together("kill-supervisor", "stop-keeper")
     assert not go_together("freeze-node", "kill-node")
+    assert not go_together("kill-supervisor-and-keeper", "stop-supervisor")
     assert not go_together("kill-node", "unkillable-holder")
     assert go_together("kill-supervisor", "cut-from-etcd")
     assert NAMES.keys() > ALONE

@@ -96,6 +96,12 @@ def test_the_first_line_says_who_leads_with_which_token_and_for_how_long() -> No
     assert shown({**STANDBY, "leader": None}).splitlines()[0] == "prod: no leader"
 
 
+def test_a_leader_that_was_seen_more_than_a_ttl_ago_is_not_said_to_lead() -> None:
+    silent = {**STANDBY, "leader": {**STANDBY["leader"], "seen_s_ago": 91.0}}
+    line = shown(silent).splitlines()[0]
+    assert line.startswith("prod: who leads is not known, the store has not answered for 1 min 31 s; gpu1 led then")
+
+
 def test_the_node_its_gpus_and_services_are_shown() -> None:
     output = shown(LEADING)
     assert "this node gpu1: leader (active): holds the lease" in output
